@@ -1,0 +1,51 @@
+"""Variational Bayesian models on PyTorch: build, train and compare them as easily as with `torch.nn`."""
+
+from vibayes import datasets, metrics
+from vibayes.bound import Elbo
+from vibayes.conjugate import SGPR, ExactGP, LinearRegression
+from vibayes.errors import (
+    ConfigurationError,
+    DataError,
+    NotFittedError,
+    NotPositiveDefiniteError,
+    ShapeError,
+    TrainingError,
+    VibayesError,
+)
+from vibayes.inducing import choose_inducing
+from vibayes.kernels import (
+    ActiveDimensions,
+    ArcCosine,
+    Constant,
+    Kernel,
+    LinearKernel,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    Polynomial,
+    Product,
+    RationalQuadratic,
+    Scaled,
+    SquaredExponential,
+    Sum,
+    White,
+)
+from vibayes.layers import GP
+from vibayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    StudentT,
+)
+from vibayes.means import ConstantMean, IdentityMean, LinearMean, ZeroMean
+from vibayes.model import Model
+from vibayes.parameters import Positive, Real
+from vibayes.posteriors import LocalInducing
+from vibayes.prediction import Prediction
+from vibayes.training import History, fit, schedules
+
+__version__ = "0.1.0"

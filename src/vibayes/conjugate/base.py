@@ -1,0 +1,278 @@
+"""What closed-form models share: the data they condition on, and Gaussian predictions."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vibayes.bound import Bound
+from vibayes.data import as_tensor
+from vibayes.errors import ConfigurationError, NotFittedError, NotPositiveDefiniteError, ShapeError
+from vibayes.likelihoods import Gaussian, Likelihood
+from vibayes.posteriors.base import Gaussian as Whitened
+from vibayes.prediction import Prediction
+from vibayes.trainable import Batch, TrainableModel
+
+__all__ = ["ConjugateModel", "Moments", "Observations", "optimal_gaussian", "project"]
+
+# Mean [N, P], variance [N, P], and covariance [P, N, N] where rows are predicted jointly.
+Moment3 = tuple[Tensor, Tensor, Tensor | None]
+Moments = Callable[[Tensor, bool], Moment3]
+
+# How many rows `predict` takes at once, so that its memory stays bounded.
+_ROWS_PER_PASS = 10_000
+
+
+class Observations(nn.Module):
+    """The training rows a model conditions on, as buffers, so that they are saved with it.
+
+    Attributes:
+        x: `[N, D]` in the model's units.
+        y: `[N, P]` in the model's units.
+        weights: `[N]`.
+    """
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("x", torch.empty(0, 0))
+        self.register_buffer("y", torch.empty(0, 0))
+        self.register_buffer("weights", torch.empty(0))
+
+    def store(self, batch: Batch) -> None:
+        """Replace what is stored."""
+        self.x, self.y = batch.x.detach().clone(), batch.y.detach().clone()
+        ones = torch.ones(len(batch.x), dtype=batch.x.dtype, device=batch.x.device)
+        self.weights = ones if batch.weights is None else batch.weights.detach().clone()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Empty until data was seen; take the stored shapes.
+        for name in ("x", "y", "weights"):
+            if prefix + name in state_dict:
+                current: Tensor = getattr(self, name)
+                setattr(self, name, current.new_empty(state_dict[prefix + name].shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class ConjugateModel(TrainableModel):
+    """A model with Gaussian noise whose bound (or evidence) and predictions are closed-form.
+
+    A row of weight `w` counts as `w` observations with the same input and target: the log likelihood of the
+    row is multiplied by `w`. A weight of zero drops the row.
+    """
+
+    optimizer = "lbfgs"
+    likelihood: Gaussian
+    target_axes: Tensor
+
+    def __init__(self, likelihood: Likelihood, standardize: str | None = None) -> None:
+        if type(likelihood) is not Gaussian:
+            raise ConfigurationError(
+                f"{type(self).__name__} is closed-form for the Gaussian likelihood only, got "
+                f"{type(likelihood).__name__}. For other likelihoods use "
+                "Model(GP(1, kernel=..., posterior=LocalInducing(100)), likelihood)."
+            )
+        super().__init__(likelihood, standardize)
+        self.observations = Observations()
+
+    # -- to be filled in ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _terms(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, scale: float | Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Expected log likelihood, log ratio (`-KL`), and the factorizations that failed."""
+
+    @abstractmethod
+    def _posterior(self) -> Moments:
+        """A function from rows, and whether they are wanted jointly, to moments of the latent function."""
+
+    # -- the bound ---------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None = None,
+        *,
+        scale: float | Tensor = 1.0,
+        n_samples: int = 1,
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Bound:
+        """The terms of the bound on prepared data; one entry, since there is nothing to draw."""
+        self._check_noise(y)
+        log_likelihood, log_ratio, failures = self._terms(x, y, weights, scale)
+        return Bound(log_likelihood[None], log_ratio[None], self.log_prior(), failures)
+
+    def _batch(self, x: Any, y: Any) -> Batch:
+        """Prepared data, refused while the units they should be in are unknown."""
+        if self.units.standardize is not None and not bool(self.ready):
+            raise NotFittedError(
+                f"{type(self).__name__} standardises by training statistics, and has seen no training data. "
+                "Call model.initialize(x, y) or fit first."
+            )
+        batch = self.prepare(x, y)
+        self._check_noise(batch.y)
+        return batch
+
+    def _check_noise(self, y: Tensor) -> None:
+        if len(self._noise) not in (1, y.shape[1]):
+            raise ShapeError(
+                f"The likelihood has {len(self._noise)} noise variances for {y.shape[1]} targets. "
+                f"Use Gaussian(noise, out_features={y.shape[1]}), or one noise for all."
+            )
+
+    def _needs_all_rows(self, scale: float | Tensor) -> float | Tensor:
+        """Refuse minibatches; a tensor cannot be looked at inside `vmap`, so a wrong one gives NaN."""
+        if isinstance(scale, Tensor):
+            return torch.where(scale == 1.0, 0.0, torch.nan)
+        if scale != 1.0:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs all data rows at once, got a minibatch (n_data / rows = "
+                f"{scale:g}). Use the full batch; for minibatches there is "
+                "Model(GP(1, kernel=..., posterior=LocalInducing(100)), likelihood)."
+            )
+        return 0.0
+
+    def _expected_log_likelihood(self, mean: Tensor, variance: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        rows = self.likelihood.expected_log_prob(mean, variance.expand_as(mean), y)  # [N]
+        return rows.sum() if weights is None else (weights * rows).sum()
+
+    @property
+    def _noise(self) -> Float[Tensor, " q"]:
+        """Noise variance, one that all outputs share or one per output."""
+        return self.likelihood.noise.value.reshape(-1)
+
+    # -- data --------------------------------------------------------------------------------------------
+
+    def _start(self, batch: Batch) -> None:
+        self._check_noise(batch.y)
+        self.observations.store(batch)
+
+    def condition(self, x: Any, y: Any, weights: Any = None) -> None:
+        """Store the data that predictions condition on; hyperparameters and units stay as they are.
+
+        The first call also initializes the model, as `fit` does.
+        """
+        if not bool(self.ready):
+            self.initialize(x, y)
+        batch = self.prepare(x, y, weights)
+        self.target_axes.fill_(2 if as_tensor(y, "y").ndim == 2 else 1)
+        self.observations.store(batch)
+
+    def _observed(self) -> Batch:
+        """The stored data, or an error when there are none."""
+        if len(self.observations.x) == 0:
+            raise NotFittedError(
+                f"{type(self).__name__} has no training data to condition on. "
+                "Call fit(model, (x, y)), or model.condition(x, y) to keep the hyperparameters as they are."
+            )
+        return Batch(self.observations.x, self.observations.y, self.observations.weights)
+
+    def _check_factorization(self, info: Tensor, matrix: str, size: int, remedy: str) -> None:
+        if bool((info != 0).any()):
+            noise = ", ".join(f"{v:.3g}" for v in self._noise.tolist())
+            raise NotPositiveDefiniteError(
+                f"The {matrix} of {type(self).__name__} ([{size}, {size}], {self.dtype}, noise variance "
+                f"{noise}) is not positive definite to rounding. {remedy}"
+            )
+
+    # -- predictions -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, x: Any, n_samples: int = 1, batch_size: int | None = None, *, joint: bool = False) -> Prediction:
+        """The predictive distribution at new inputs, in user units.
+
+        Args:
+            x: inputs `[N, D]`.
+            n_samples: taken so that every model is called alike; nothing is sampled here.
+            batch_size: how many rows are predicted at once; chosen to bound memory when None.
+            joint: all rows at once, so that `Prediction.covariance` exists.
+        """
+        if batch_size is not None and batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}.")
+        rows = self.prepare_inputs(x)
+        size = len(rows) if joint else batch_size or _ROWS_PER_PASS
+        moments = self._posterior()
+        parts = [self._predict_rows(moments, part, joint) for part in torch.split(rows, size)]
+        return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
+
+    def _predict_rows(self, moments: Moments, rows: Tensor, joint: bool) -> Prediction:
+        mean, variance, covariance = moments(rows, joint)
+        return self._prediction(self.likelihood.predictive(mean[None], variance[None]), covariance)
+
+    @torch.no_grad()
+    def sample_functions(self, x: Any, n: int = 1) -> Tensor:
+        """Draw `n` functions from the posterior at a set of inputs, jointly over the inputs.
+
+        Returns:
+            `[n, N]` or `[n, N, P]` function values (without observation noise) in user units.
+        """
+        if n < 1:
+            raise ConfigurationError(f"n must be at least 1, got {n}.")
+        drawn = self.units.outputs(self._draw(self.prepare_inputs(x), n))
+        return drawn[..., 0] if self._squeezes(drawn.shape[-1]) else drawn
+
+    def _draw(self, rows: Tensor, n: int) -> Float[Tensor, "n rows p"]:
+        mean, _, covariance = self._posterior()(rows, True)
+        assert covariance is not None
+        # A posterior covariance is singular to rounding where rows are close. Its symmetric root needs no
+        # jitter; eigenvalues below zero are rounding.
+        values, vectors = torch.linalg.eigh(covariance)
+        root = vectors * values.clamp_min(0.0).sqrt()[..., None, :]  # [P, N, N]
+        noise = torch.randn(n, *mean.shape, dtype=mean.dtype, device=mean.device)
+        return mean + torch.einsum("pij,sjp->sip", root, noise)
+
+
+def optimal_gaussian(
+    A: Float[Tensor, "m n"],
+    residual: Float[Tensor, "n p"],
+    noise: Float[Tensor, " q"],
+    weights: Float[Tensor, " n"] | None = None,
+) -> Whitened:
+    r"""The best Gaussian over `v ~ N(0, I)` given `residual = A^T v + noise`, per output.
+
+    `N(B^-1 A y / noise, B^-1)` with `B = I + A A^T / noise`; its factor is lower triangular.
+    """
+    root = A if weights is None else A * weights.sqrt()  # W^1/2 enters each side once
+    y = residual if weights is None else residual * weights.sqrt()[:, None]
+    eye = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+    B = eye + (root @ root.mT) / noise[:, None, None]  # [Q, M, M]
+    # B >= I needs no jitter. Cholesky in reversed order gives B = U U^T with U upper triangular, so that
+    # B^-1 = R R^T with R = U^-T lower triangular: the form in which LocalInducing holds its factor.
+    reversed_factor = torch.linalg.cholesky_ex(B.flip(-1, -2)).L
+    R = torch.linalg.solve_triangular(reversed_factor.mT, eye, upper=True).flip(-1, -2)  # [Q, M, M]
+    b = ((root @ y) / noise).mT[..., None]  # [P, M, 1]
+    mean = (R @ (R.mT @ b))[..., 0].mT  # [M, P]
+    return Whitened(mean, R, 2.0 * R.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+
+
+def project(A: Float[Tensor, "m n"], q: Whitened, prior: Tensor | None, joint: bool) -> Moment3:
+    """Moments of `A^T v` under `q(v)`, plus what of the prior (co)variance `A` does not explain.
+
+    `prior` is the variance `[N]` of the rows, or their covariance `[N, N]` when `joint`; None when `A`
+    explains all.
+    """
+    mean = A.mT @ q.mean  # [N, P]
+    C = q.factor.mT @ A  # R^T A  [Q, M, N]
+    if joint:
+        covariance = C.mT @ C  # [Q, N, N]
+        if prior is not None:
+            covariance = covariance + (prior - A.mT @ A)
+        covariance = covariance.expand(mean.shape[1], -1, -1)
+        return mean, positive_variance(covariance.diagonal(dim1=-2, dim2=-1).mT), covariance
+    variance = C.square().sum(-2).mT  # [N, Q]
+    if prior is not None:
+        variance = variance + (prior - A.square().sum(0))[:, None]
+    return mean, positive_variance(variance).expand_as(mean), None
+
+
+def positive_variance(variance: Tensor) -> Tensor:
+    """A variance that is zero, or negative by rounding, put at the smallest positive number."""
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny)

@@ -1,0 +1,153 @@
+"""Exact Gaussian process regression."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vibayes import linalg
+from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, positive_variance
+from vibayes.errors import ConfigurationError
+from vibayes.kernels.base import Kernel
+from vibayes.likelihoods import Likelihood
+from vibayes.means import Mean, ZeroMean
+from vibayes.trainable import Batch
+
+__all__ = ["ExactGP", "LogMarginalLikelihood"]
+
+
+class LogMarginalLikelihood(NamedTuple):
+    """The log marginal likelihood in the parts of thesis Eq. (lml-blr); they add up to it.
+
+    Attributes:
+        data_fit: `-1/2 y^T (K + noise I)^-1 y`.
+        complexity: `-1/2 log |K + noise I|`.
+        constant: `-N/2 log 2 pi`.
+    """
+
+    data_fit: Float[Tensor, ""]
+    complexity: Float[Tensor, ""]
+    constant: Float[Tensor, ""]
+
+
+class ExactGP(ConjugateModel):
+    r"""Gaussian process regression in closed form: `y = f(x) + e`, `f ~ GP(mean, kernel)`, Gaussian `e`.
+
+    `log p(y) = log N(y; mean, K + noise I)` and
+    `f_* | y ~ N(mean_* + K_*x (K + noise I)^-1 (y - mean), K_** - K_*x (K + noise I)^-1 K_x*)`
+    (thesis, Sec. "Gaussian processes"). Costs `N^3` time and `N^2` memory.
+
+    Several outputs `[N, P]` are independent processes with one kernel and mean; the noise is shared, or one
+    per output where the likelihood has it. No jitter is added to `K + noise I`.
+
+    Args:
+        kernel: the covariance function.
+        likelihood: `Gaussian`, whose `noise` is a variance.
+        mean: the mean function, zero by default.
+        standardize: `None`, `"inputs"`, `"targets"` or `"both"`.
+
+    >>> import torch, vibayes as vb
+    >>> x = torch.linspace(-3, 3, 20)[:, None]
+    >>> gp = ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.01))
+    >>> gp.condition(x, torch.sin(x[:, 0]))
+    >>> bool((gp.predict(x).mean - torch.sin(x[:, 0])).abs().max() < 0.05)
+    True
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        likelihood: Likelihood,
+        *,
+        mean: Mean | None = None,
+        standardize: str | None = None,
+    ) -> None:
+        super().__init__(likelihood, standardize)
+        check_kernel(kernel)
+        self.kernel = kernel
+        self.mean = ZeroMean() if mean is None else mean
+        self.row_shape = (kernel.in_features,)
+        self._finish()
+
+    def _start(self, batch: Batch) -> None:
+        super()._start(batch)
+        self.mean.check(self.kernel.in_features, batch.y.shape[1])
+        self.mean.initialize(batch.x)
+
+    def log_marginal_likelihood(self, x: Any, y: Any) -> Float[Tensor, ""]:
+        """`log p(y | x)` in nats, differentiable; NaN where `K + noise I` cannot be factorised.
+
+        It is on the scale the model trains on: for standardised targets, where the model standardises.
+        """
+        return torch.stack(self.lml_terms(x, y)).sum()
+
+    def lml_terms(self, x: Any, y: Any) -> LogMarginalLikelihood:
+        """The log marginal likelihood split into data fit, complexity and constant."""
+        batch = self._batch(x, y)
+        return self._lml(*batch)[0]
+
+    def _lml(self, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[LogMarginalLikelihood, Tensor]:
+        C, white, info = self._whiten(x, y, weights)
+        count = weights.sum() if weights is not None else torch.tensor(len(y), dtype=y.dtype, device=y.device)
+        P, Q = y.shape[1], len(self._noise)
+        log_noise = self._noise.log().sum() * (P // Q)
+        log_det = linalg.logdet_factor(C).sum() * (P // Q) + count * log_noise
+        constant = -0.5 * P * count * math.log(2.0 * math.pi)
+        return LogMarginalLikelihood(-0.5 * white.square().sum(), -0.5 * log_det, constant), info
+
+    def _whiten(self, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        r"""`C` and `C^-1 W^1/2 (y - mean) / s`, with `C C^T = I + W^1/2 K W^1/2 / s^2`.
+
+        `s^2 C C^T` is `K + noise I` for unit weights. In this form a row of weight zero drops out, and one of
+        weight two is two observations, normalising constants included.
+        """
+        root = torch.ones_like(y[:, 0]) if weights is None else weights.sqrt()  # [N]
+        noise = self._noise  # [Q]
+        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
+        B = eye + root[:, None] * self.kernel(x) * root / noise[:, None, None]  # [Q, N, N]
+        C, info = linalg.cholesky(B)
+        residual = (root[:, None] * (y - self.mean(x)) / noise.sqrt()).mT[..., None]  # [P, N, 1]
+        if len(noise) == 1:
+            return C, linalg.solve_lower(C[0], residual[..., 0].mT).mT[..., None], info
+        return C, linalg.solve_lower(C, residual), info  # [P, N, 1]
+
+    def _terms(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, scale: float | Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        refused = self._needs_all_rows(scale)
+        terms, info = self._lml(x, y, weights)
+        total = torch.stack(terms).sum() + refused
+        return total, torch.zeros_like(total), {"kernel matrix": info.sum()}
+
+    def _posterior(self) -> Moments:
+        x, y, weights = self._observed()
+        assert weights is not None
+        C, white, info = self._whiten(x, y, weights)
+        self._check_factorization(
+            info,
+            "kernel matrix with noise",
+            len(x),
+            "Use a larger noise (likelihood.noise.set), float64, or drop repeated rows.",
+        )
+        scale = weights.sqrt()[:, None] / self._noise.sqrt()[:, None, None]  # [Q, N, 1]
+
+        def moments(rows: Tensor, joint: bool) -> Moment3:
+            A = linalg.solve_lower(C, scale * self.kernel(x, rows))  # [Q, N, N*]
+            mean = (A.mT @ white)[..., 0].mT + self.mean(rows)  # [N*, P]
+            if joint:
+                covariance = (self.kernel(rows) - A.mT @ A).expand(y.shape[1], -1, -1)
+                return mean, positive_variance(covariance.diagonal(dim1=-2, dim2=-1).mT), covariance
+            variance = (self.kernel.diag(rows) - A.square().sum(-2)).mT  # [N*, Q]
+            return mean, positive_variance(variance).expand_as(mean), None
+
+        return moments
+
+
+def check_kernel(kernel: Any) -> None:
+    """Refuse what is not a kernel."""
+    if not isinstance(kernel, Kernel):
+        raise ConfigurationError(
+            f"kernel must be a kernel such as SquaredExponential(in_features), got {type(kernel).__name__}."
+        )

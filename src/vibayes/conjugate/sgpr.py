@@ -1,0 +1,141 @@
+"""Sparse Gaussian process regression with Titsias's collapsed bound."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vibayes import linalg
+from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, optimal_gaussian, project
+from vibayes.conjugate.exact_gp import check_kernel
+from vibayes.data import as_rows
+from vibayes.errors import ConfigurationError
+from vibayes.inducing import choose_inducing
+from vibayes.kernels.base import Kernel
+from vibayes.likelihoods import Likelihood
+from vibayes.means import Mean, ZeroMean
+from vibayes.posteriors.base import Gaussian as Whitened
+from vibayes.trainable import Batch
+
+__all__ = ["SGPR"]
+
+
+class SGPR(ConjugateModel):
+    r"""Sparse GP regression: the variational posterior over inducing values `u = f(z)` is at its optimum.
+
+    `elbo = log N(y; mean, K_xz K_zz^-1 K_zx + noise I) - tr(K_xx - K_xz K_zz^-1 K_zx) / (2 noise)`
+    (Titsias 2009; thesis, Sec. "Variational inference for Gaussian processes"), in `N M^2` time. With
+    `K_zz = L L^T`, `u = L v` and `A = L^-1 K_zx`, the optimum is `q(v) = N(B^-1 A (y - mean) / noise, B^-1)`
+    where `B = I + A A^T / noise`. The bound comes as `E_q[log p(y | f)] - KL(q || p)`, which is the same
+    number, and in which rounding errors of `q` cancel to first order.
+
+    The model's relative jitter is added to `K_zz` only. Several outputs share kernel, mean and inducing
+    inputs; the noise is shared, or one per output where the likelihood has it.
+
+    Args:
+        kernel: the covariance function.
+        likelihood: `Gaussian`, whose `noise` is a variance.
+        inducing: starting values of the inducing inputs `[M, D]` in user units, or their number M: then
+            k-means centres of the training inputs. They are learned, unless
+            `model.inducing.requires_grad_(False)`.
+        mean: the mean function, zero by default.
+        standardize: `None`, `"inputs"`, `"targets"` or `"both"`.
+
+    >>> import torch, vibayes as vb
+    >>> from vibayes.conjugate import ExactGP
+    >>> x = torch.linspace(-3, 3, 50)[:, None]
+    >>> y = torch.sin(x[:, 0])
+    >>> sparse = SGPR(vb.SquaredExponential(1), vb.Gaussian(0.1), inducing=x[::10])
+    >>> exact = ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))
+    >>> bool(sparse.elbo(x, y).value < exact.log_marginal_likelihood(x, y))
+    True
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        likelihood: Likelihood,
+        inducing: Any,
+        *,
+        mean: Mean | None = None,
+        standardize: str | None = None,
+    ) -> None:
+        super().__init__(likelihood, standardize)
+        check_kernel(kernel)
+        self.kernel = kernel
+        self.mean = ZeroMean() if mean is None else mean
+        self.row_shape = (kernel.in_features,)
+        self._given: Tensor | None = None
+        if isinstance(inducing, int) and not isinstance(inducing, bool):
+            if inducing < 1:
+                raise ConfigurationError(f"The number of inducing inputs must be positive, got {inducing}.")
+            start = torch.randn(inducing, kernel.in_features)
+        else:
+            start = as_rows(inducing, "inducing", shape=self.row_shape)
+            self._given = start.clone()
+        self.inducing = nn.Parameter(start.clone())
+        self._finish()
+
+    def _start(self, batch: Batch) -> None:
+        super()._start(batch)
+        self.mean.check(self.kernel.in_features, batch.y.shape[1])
+        self.mean.initialize(batch.x)
+        with torch.no_grad():
+            if self._given is None:
+                start = choose_inducing(batch.x, len(self.inducing), method="kmeans")
+            else:
+                start = self.units.inputs(self._given.to(self.inducing))
+            self.inducing.copy_(start)
+
+    def _project(self, rows: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m n"], Tensor]:
+        """`A = L^-1 K_zx`, and whether `K_zz` could be factorised."""
+        L, info = linalg.cholesky(self.kernel(self.inducing), self.jitter)
+        return linalg.solve_lower(L, self.kernel(self.inducing, rows)), info
+
+    def optimal_q(self, x: Any, y: Any) -> Whitened:
+        """Titsias's optimal `q(v)`, where `u = mean(z) + L v` with `K_zz = L L^T` (jitter included).
+
+        Returns:
+            `mean` `[M, P]`, lower triangular `factor` of the covariance `[1, M, M]` (`[P, M, M]` with one
+            noise per output), and `log_det` of the covariance.
+        """
+        batch = self._batch(x, y)
+        return self._optimal_q(self._project(batch.x)[0], batch)
+
+    def _optimal_q(self, A: Tensor, batch: Batch) -> Whitened:
+        return optimal_gaussian(A, batch.y - self.mean(batch.x), self._noise, batch.weights)
+
+    def _terms(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, scale: float | Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        refused = self._needs_all_rows(scale)
+        A, info = self._project(x)
+        q = self._optimal_q(A, Batch(x, y, weights))
+        mean = A.mT @ q.mean + self.mean(x)  # [N, P]
+        unexplained = self.kernel.diag(x) - A.square().sum(0)  # diag(K_xx - A^T A)  [N]
+        variance = unexplained[:, None] + (q.factor.mT @ A).square().sum(-2).mT  # [N, Q]
+        log_likelihood = self._expected_log_likelihood(mean, variance, y, weights) + refused
+        return (
+            log_likelihood,
+            -linalg.gaussian_kl(q.mean, q.factor, q.log_det),
+            {"inducing kernel matrix": info},
+        )
+
+    def _posterior(self) -> Moments:
+        batch = self._observed()
+        A, info = self._project(batch.x)
+        self._check_factorization(
+            info,
+            f"inducing kernel matrix (relative jitter {float(self.jitter):.1g})",
+            len(self.inducing),
+            "Use fewer inducing inputs, a larger model.jitter, or float64.",
+        )
+        q = self._optimal_q(A, batch)
+
+        def moments(rows: Tensor, joint: bool) -> Moment3:
+            prior = self.kernel(rows) if joint else self.kernel.diag(rows)
+            mean, variance, covariance = project(self._project(rows)[0], q, prior, joint)
+            return mean + self.mean(rows), variance, covariance
+
+        return moments

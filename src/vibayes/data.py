@@ -1,0 +1,177 @@
+"""What enters a model: arrays of any kind become checked tensors, and units become the model's own."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vibayes.errors import ConfigurationError, DataError, ShapeError
+
+__all__ = ["STANDARDIZE", "Units", "as_rows", "as_tensor", "as_weights", "check_finite"]
+
+logger = logging.getLogger("vibayes")
+
+STANDARDIZE = (None, "inputs", "targets", "both")
+
+
+def as_tensor(values: Any, what: str, *, device: torch.device | None = None) -> Tensor:
+    """A tensor from a tensor, a numpy array, a pandas object or a list; `what` names it in errors."""
+    if isinstance(values, Tensor):
+        tensor = values.detach()
+    else:
+        try:
+            array = np.asarray(values)
+        except ValueError as error:  # ragged lists
+            raise DataError(f"{what} cannot be read as an array: {error}.") from None
+        if array.dtype == object or array.dtype.kind not in "buif":
+            raise DataError(
+                f"{what} holds values of type {array.dtype}; numbers are needed. "
+                "Encode categories and dates as numbers first."
+            )
+        tensor = torch.tensor(array)
+    if tensor.is_complex():
+        raise DataError(f"{what} is complex; real numbers are needed.")
+    return tensor.to(device) if device is not None else tensor
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Refuse NaN and infinite values, saying how many there are and where the first one is."""
+    if not tensor.is_floating_point():
+        return
+    bad = ~torch.isfinite(tensor)
+    if bool(bad.any()):
+        where = bad.nonzero()[0].tolist()
+        value = tensor[tuple(where)].item()
+        kind = "NaN" if value != value else "infinite"
+        raise DataError(
+            f"{what} has {int(bad.sum())} value(s) that are NaN or infinite; the first is {kind}, "
+            f"in row {where[0]}{f', column {where[1]}' if len(where) > 1 else ''}. "
+            "Drop or impute those rows before fitting."
+        )
+
+
+def as_rows(
+    values: Any,
+    what: str = "x",
+    *,
+    shape: tuple[int, ...] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Checked input rows `[N, ...]` of a floating dtype.
+
+    Args:
+        values: an array of any kind; integers and booleans are cast.
+        what: its name in error messages.
+        shape: the shape each row must have, when known.
+        dtype: the dtype to cast to (the default dtype when None).
+        device: the device to put it on.
+
+    >>> as_rows([[1, 2], [3, 4]], dtype=torch.float64).dtype
+    torch.float64
+    """
+    tensor = as_tensor(values, what, device=device)
+    if tensor.ndim < 2:
+        raise ShapeError(
+            f"{what} must have one row per observation, [N, D]; got shape {list(tensor.shape)}. "
+            f"For a single input column use {what}[:, None]."
+        )
+    if tensor.shape[0] == 0 or tensor.numel() == 0:
+        raise DataError(f"{what} is empty (shape {list(tensor.shape)}); at least one row is needed.")
+    if shape is not None and tuple(tensor.shape[1:]) != shape:
+        raise ShapeError(
+            f"{what} must have rows of shape {list(shape)}, as the model was built or fitted with; "
+            f"got rows of shape {list(tensor.shape[1:])}."
+        )
+    tensor = tensor.to(dtype or torch.get_default_dtype())
+    check_finite(tensor, what)
+    return tensor
+
+
+def as_weights(values: Any, n: int, *, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Checked weights, one non-negative number per row."""
+    weights = as_tensor(values, "weights", device=device).to(dtype)
+    if tuple(weights.shape) != (n,):
+        raise ShapeError(f"weights must hold one number per row, [{n}]; got shape {list(weights.shape)}.")
+    check_finite(weights, "weights")
+    if bool((weights < 0).any()):
+        raise DataError("weights must not be negative.")
+    return weights
+
+
+class Units(nn.Module):
+    """The map between a user's units and the standardised ones a model works in.
+
+    Statistics are buffers, so they are saved with the model and stacked over replicas. A constant column is
+    mapped to zero, and said so once.
+
+    Args:
+        standardize: `None`, `"inputs"`, `"targets"` or `"both"`.
+    """
+
+    x_mean: Tensor
+    x_scale: Tensor
+    y_mean: Tensor
+    y_scale: Tensor
+
+    def __init__(self, standardize: str | None = None) -> None:
+        super().__init__()
+        if standardize not in STANDARDIZE:
+            raise ConfigurationError(f"standardize must be one of {STANDARDIZE}, got {standardize!r}.")
+        self.standardize = standardize
+        for name, start in (("x_mean", 0.0), ("x_scale", 1.0), ("y_mean", 0.0), ("y_scale", 1.0)):
+            self.register_buffer(name, torch.tensor(start))
+
+    @property
+    def of_inputs(self) -> bool:
+        """Whether inputs are standardised."""
+        return self.standardize in ("inputs", "both")
+
+    @property
+    def of_targets(self) -> bool:
+        """Whether targets are standardised."""
+        return self.standardize in ("targets", "both")
+
+    @torch.no_grad()
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        """Take the statistics from training rows."""
+        if self.of_inputs:
+            self.x_mean, self.x_scale = _statistics(x, "input")
+        if self.of_targets:
+            self.y_mean, self.y_scale = _statistics(y, "target")
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """User inputs in the model's units."""
+        return (x - self.x_mean) / self.x_scale if self.of_inputs else x
+
+    def targets(self, y: Tensor) -> Tensor:
+        """User targets in the model's units."""
+        return (y - self.y_mean) / self.y_scale if self.of_targets else y
+
+    def outputs(self, f: Tensor) -> Tensor:
+        """Function values of the model in user units."""
+        return f * self.y_scale + self.y_mean if self.of_targets else f
+
+    def log_jacobian(self) -> Tensor:
+        """`sum_p log scale_p`: what one row's log density loses on the way to user units."""
+        return self.y_scale.log().sum()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Statistics are scalars until data was seen; take the stored shapes.
+        for name in ("x_mean", "x_scale", "y_mean", "y_scale"):
+            if prefix + name in state_dict:
+                current: Tensor = getattr(self, name)
+                setattr(self, name, current.new_empty(state_dict[prefix + name].shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _statistics(rows: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    mean, scale = rows.mean(0), rows.std(0, correction=0)
+    # rounding leaves a constant column with a tiny spread
+    constant = scale <= 1e-12 * rows.abs().amax(0).clamp_min(torch.finfo(rows.dtype).tiny)
+    if bool(constant.any()):
+        columns = constant.flatten().nonzero().flatten().tolist()
+        logger.info("Constant %s column(s) %s: standardised to zero.", what, columns)
+    return torch.where(constant, rows[0], mean), torch.where(constant, torch.ones_like(scale), scale)

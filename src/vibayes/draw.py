@@ -1,0 +1,156 @@
+"""One draw through a network.
+
+A layer is written for one draw of one model. What it needs beyond its rows (how many rows are inducing, noise,
+how much jitter) and what it reports (its log ratio, failed factorizations) goes through the current `Draw`.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from vibayes import linalg
+from vibayes.errors import ConfigurationError
+
+__all__ = ["Draw", "Output", "current_draw"]
+
+# A threading.local compiles with torch.compile and is safe with threads; a ContextVar or a global is not.
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Output:
+    """The rows a Bayesian layer returned and, where they are Gaussian given the draw, their moments.
+
+    Attributes:
+        rows: what the layer returned, inducing rows first.
+        mean: `[N, P]` of the data rows.
+        variance: `[N, P]` of the data rows.
+        covariance: `[P, N, N]` of the data rows, in joint draws only.
+    """
+
+    rows: Tensor
+    mean: Tensor
+    variance: Tensor
+    covariance: Tensor | None = None
+
+
+class Draw:
+    """The context of one pass of one draw.
+
+    Args:
+        n_inducing: how many of the rows are inducing rows; they come first.
+        jitter: relative jitter for factorizations.
+        zero: a zero that belongs to this draw under `vmap`; added to a value, it ties the value to the draw.
+        joint: draw data rows jointly (function draws) instead of independently given the inducing rows.
+        marginal: let layers integrate in closed form what they can, and report the moments of the output.
+        output: name of the layer whose rows are the network's output, where that is known beforehand.
+        noise: prepared noise by name; fresh noise is drawn where None.
+        initializing: layers set themselves up from the rows they see.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_inducing: int = 0,
+        jitter: float | Tensor = 0.0,
+        zero: float | Tensor = 0.0,
+        joint: bool = False,
+        marginal: bool = True,
+        output: str | None = None,
+        noise: Mapping[str, Tensor] | None = None,
+        initializing: bool = False,
+    ) -> None:
+        self.n_inducing = n_inducing
+        self.jitter = jitter
+        self.zero = zero
+        self.joint = joint
+        self.marginal = marginal
+        self.output_layer = output
+        self.initializing = initializing
+        self.requests: dict[str, tuple[int, ...]] = {}
+        self.log_ratios: dict[str, Tensor] = {}
+        self.failures: dict[str, Tensor] = {}
+        self.output: Output | None = None
+        self._noise = noise
+
+    def randn(self, site: str, *shape: int, like: Tensor) -> Tensor:
+        """Standard normal noise for a named site: all noise of a pass comes from here."""
+        if site in self.requests:
+            raise ConfigurationError(f"Noise for {site!r} was asked for twice in one draw: a layer is used twice.")
+        self.requests[site] = shape
+        if self._noise is not None:
+            return self._noise[site]
+        return torch.randn(shape, dtype=like.dtype, device=like.device)
+
+    def add(self, site: str, log_ratio: Tensor) -> None:
+        """Report `log p - log q` of a layer (or `-KL` in its place)."""
+        if site in self.log_ratios:
+            raise ConfigurationError(
+                f"Layer {site!r} was used twice in one pass. Give each place its own layer; "
+                "to share hyperparameters, share the kernel."
+            )
+        self.log_ratios[site] = log_ratio
+
+    def cholesky(self, site: str, K: Tensor, *, jitter: bool = True) -> Tensor:
+        """Cholesky factor with the draw's jitter; a failure is noted under the layer's name."""
+        L, info = linalg.cholesky(K, self.jitter if jitter else 0.0)
+        self.failures[site] = self.failures[site] + info if site in self.failures else info
+        return L
+
+    def gaussian_rows(
+        self,
+        site: str,
+        mean: Tensor,
+        variance: Tensor,
+        covariance: Tensor | None,
+        inducing: Tensor | None = None,
+    ) -> Tensor:
+        """Draw data rows `N(mean, variance)` and put the inducing rows, if any, in front.
+
+        `variance` is `[N, P]`; in a joint draw `covariance` `[P, N, N]` is used instead. The rows of the network's
+        output are left at their mean when their moments will be integrated by the likelihood.
+        """
+        if self.marginal and site == self.output_layer:
+            drawn = mean
+        elif covariance is not None:
+            L = self.cholesky(f"{site}.rows", covariance)  # [P, N, N]
+            noise = self.randn(f"{site}.rows", *mean.shape, like=mean)
+            drawn = mean + torch.einsum("pnm,mp->np", L.expand(mean.shape[1], -1, -1), noise)
+        else:
+            drawn = mean + variance.sqrt() * self.randn(f"{site}.rows", *mean.shape, like=mean)
+        rows = drawn if inducing is None else torch.cat([inducing, drawn])
+        if self.marginal:
+            self.output = Output(rows, mean, variance, covariance)
+        return rows
+
+    def log_ratio(self) -> Tensor | float:
+        """Sum of all layers' log ratios."""
+        return sum(self.log_ratios.values(), start=0.0)
+
+    def __enter__(self) -> Self:
+        if getattr(_local, "draw", None) is not None:
+            raise ConfigurationError("A Model was called inside another Model's pass. Nest networks, not Models.")
+        _local.draw = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _local.draw = None
+
+
+def current_draw(layer: str) -> Draw:
+    """The draw in progress; `layer` names the caller in the error when there is none."""
+    draw: Draw | None = getattr(_local, "draw", None)
+    if draw is None:
+        raise ConfigurationError(
+            f"{layer} is a Bayesian layer and was called outside a Model, where there is no draw. "
+            "Put the network into vibayes.Model(network, likelihood) and call the model's elbo, predict or "
+            "sample_functions."
+        )
+    return draw

@@ -1,0 +1,42 @@
+"""The errors of the package. Every one derives from `VibayesError`.
+
+A message says what was expected, what came, and what to do about it.
+"""
+
+__all__ = [
+    "ConfigurationError",
+    "DataError",
+    "NotFittedError",
+    "NotPositiveDefiniteError",
+    "ShapeError",
+    "TrainingError",
+    "VibayesError",
+]
+
+
+class VibayesError(Exception):
+    """The root of all errors raised on purpose by vibayes."""
+
+
+class ConfigurationError(VibayesError, ValueError):
+    """A model, layer, kernel or option that cannot work as it was put together."""
+
+
+class ShapeError(VibayesError, ValueError):
+    """A tensor whose shape does not fit."""
+
+
+class DataError(VibayesError, ValueError):
+    """Data that cannot be used: NaN, infinite, empty, mismatched lengths, missing or corrupt files."""
+
+
+class NotFittedError(VibayesError, RuntimeError):
+    """A result was asked of a model that has not seen data yet."""
+
+
+class NotPositiveDefiniteError(VibayesError, ArithmeticError):
+    """A matrix that should be positive definite could not be factorised."""
+
+
+class TrainingError(VibayesError, RuntimeError):
+    """Training could not go on, and said why."""

@@ -1,0 +1,110 @@
+"""What a kernel is: a module that turns two sets of rows into the matrix of their covariances."""
+
+import inspect
+from abc import ABC, abstractmethod
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vibayes.errors import ConfigurationError, ShapeError
+
+if TYPE_CHECKING:
+    from vibayes.kernels.combinations import Sum
+
+__all__ = ["Kernel"]
+
+
+class UnknownArgumentError(ConfigurationError, TypeError):
+    """A keyword that a kernel does not take; a `TypeError` too, as Python itself would raise."""
+
+
+class Kernel(nn.Module, ABC):
+    """A covariance function `k(x, x')` over rows of width `in_features`.
+
+    Subclasses implement `_matrix` and `_diag` for plain rows `[N, D]`; `forward` and `diag` check widths.
+    `kernel(x)` is the symmetric matrix of one set of rows with itself, `kernel(x, z)` the matrix of two sets.
+    The difference matters for `White`, whose noise belongs to a row and not to its location.
+
+    Kernels combine: `k1 + k2`, `k1 * k2`, `2.0 * k`.
+
+    Attributes:
+        in_features: the width of the rows.
+        depends_on: what of the rows the kernel sees. `"distance"`: only the distance of two rows, so that
+            neither a shift nor a rotation of all rows changes it. `"inner_product"`: only inner products of
+            the two rows with each other and themselves (which give distances too), so that a rotation does
+            not change it. `"inputs"`: anything else, such as one lengthscale per input.
+    """
+
+    depends_on: str = "inputs"
+    in_features: int
+    ROTATION_INVARIANT: ClassVar[tuple[str, ...]] = ("distance", "inner_product")
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Refuse unknown keywords with the valid ones, before any `__init__` runs."""
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        valid = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+        open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        for name in kwargs:
+            if name not in valid and not open_ended:
+                near = get_close_matches(name, valid, n=1)
+                hint = f" Did you mean {near[0]}?" if near else ""
+                raise UnknownArgumentError(
+                    f"{cls.__name__} has no argument {name!r}.{hint} Its arguments are {', '.join(valid)}."
+                )
+        return super().__new__(cls)
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__()
+        if not isinstance(in_features, int) or isinstance(in_features, bool) or in_features < 1:
+            raise ConfigurationError(f"in_features must be a positive whole number, got {in_features!r}.")
+        self.in_features = in_features
+
+    @abstractmethod
+    def _matrix(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None) -> Float[Tensor, "n m"]:
+        """The covariance matrix; `z` is None for the symmetric matrix of `x` with itself."""
+
+    @abstractmethod
+    def _diag(self, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """The diagonal of `_matrix(x, None)`."""
+
+    def forward(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None = None) -> Float[Tensor, "n m"]:
+        """The matrix of covariances of the rows of `x` with those of `z` (with themselves when None)."""
+        self._check(x)
+        if z is not None:
+            self._check(z)
+        return self._matrix(x, z)
+
+    def diag(self, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """The variances of the rows, without the matrix."""
+        self._check(x)
+        return self._diag(x)
+
+    @property
+    def rotation_invariant(self) -> bool:
+        """Whether a rotation of all rows leaves the kernel as it is."""
+        return self.depends_on in self.ROTATION_INVARIANT
+
+    def _check(self, rows: Tensor) -> None:
+        if rows.ndim != 2 or rows.shape[1] != self.in_features:
+            raise ShapeError(
+                f"{type(self).__name__}(in_features={self.in_features}) expects rows of shape "
+                f"[N, {self.in_features}], got {list(rows.shape)}."
+            )
+
+    def __add__(self, other: "Kernel") -> "Sum":
+        from vibayes.kernels.combinations import Sum
+
+        return Sum(self, other)
+
+    def __mul__(self, other: "Kernel | float | Tensor") -> "Kernel":
+        from vibayes.kernels.combinations import Product, Scaled
+
+        return Product(self, other) if isinstance(other, Kernel) else Scaled(self, other)
+
+    __rmul__ = __mul__
+
+    def extra_repr(self) -> str:
+        """The width, for `print(kernel)`."""
+        return f"in_features={self.in_features}"

@@ -1,0 +1,118 @@
+"""A layer of Gaussian processes."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vibayes import linalg
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.kernels.base import Kernel
+from vibayes.kernels.white import White
+from vibayes.layers.base import Layer
+from vibayes.means import Mean, ZeroMean
+from vibayes.parameters import Positive, positive
+from vibayes.posteriors.base import Posterior, Site
+
+__all__ = ["GP"]
+
+
+class GP(Layer):
+    r"""Independent Gaussian processes with one kernel, one per output: `f_p ~ GP(mean, kernel)`.
+
+    With inducing values `u = L v` at the inducing inputs, `K_ii = L L^T` and `A = L^-1 K_it`, the data rows are
+
+    `f_t | v ~ N(A^T v + mean(x_t), k(x_t, x_t) - A^T A)`,
+
+    and with `q(v) = N(m, R R^T)` integrated out, `N(A^T m + mean(x_t), k(x_t, x_t) - A^T A + A^T R R^T A)`
+    (thesis, Sec. "Variational inference for Gaussian processes").
+
+    Args:
+        out_features: the number of outputs P.
+        kernel: the covariance function; a module, so one kernel given to two layers is shared.
+        mean: the mean function, zero by default.
+        noise: variance of white noise on the layer's values (hidden layers of a deep GP); none by default.
+        posterior: the approximating family.
+
+    >>> import vibayes as vb
+    >>> layer = GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))
+    >>> model = vb.Model(layer, vb.Gaussian(0.1))
+    >>> model.predict(torch.linspace(-1, 1, 5)[:, None]).mean.shape
+    torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        out_features: int,
+        *,
+        kernel: Kernel,
+        mean: Mean | None = None,
+        noise: float | Positive | None = None,
+        posterior: Posterior,
+    ) -> None:
+        if not isinstance(kernel, Kernel):
+            raise ConfigurationError(
+                f"kernel must be a kernel such as SquaredExponential(in_features), got {type(kernel).__name__}."
+            )
+        super().__init__(kernel.in_features, out_features, posterior)
+        self.kernel = kernel
+        self.mean = ZeroMean() if mean is None else mean
+        self.mean.check(self.in_features, out_features)
+        self.white = None if noise is None else White(self.in_features, variance=positive(noise))
+
+    def covariance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+        """Prior covariance of the layer's values at the rows: the kernel plus the layer's noise."""
+        K: Tensor = self.kernel(x)
+        return K if self.white is None else K + self.white(x)
+
+    def variance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """The diagonal of `covariance`."""
+        diagonal = self.kernel.diag(x)
+        return diagonal if self.white is None else diagonal + self.white.diag(x)
+
+    def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
+        """Draw the layer's values at the rows, inducing rows first."""
+        draw, name = self.draw()
+        if rows.ndim != 2 or rows.shape[1] != self.in_features:
+            raise ShapeError(
+                f"GP layer {name!r} expects rows of shape [N, {self.in_features}] (its kernel's in_features), "
+                f"got {list(rows.shape)}. Flatten images before it."
+            )
+        if draw.initializing:
+            self.initialize(rows)
+        posterior = self.posterior
+        z = posterior.inputs if posterior.local else rows[: draw.n_inducing]
+        x = rows if posterior.local else rows[draw.n_inducing :]
+
+        L = draw.cholesky(name, self.covariance(z))  # [M, M]
+        A = linalg.solve_lower(L, self.kernel(z, x))  # [M, N]
+        site = Site(name, L, self.out_features)
+        q = posterior.marginal(site) if draw.marginal else None
+        v = posterior.sample(site, draw) if q is None else q.mean  # [M, P]
+        mean = A.mT @ v + self.mean(x)  # [N, P]
+        if q is not None:
+            draw.add(name, -linalg.gaussian_kl(q.mean, q.factor, q.log_det))
+        C = None if q is None else q.factor.mT @ A  # R^T A  [P, M, N]
+
+        covariance = None
+        if draw.joint:
+            covariance = (self.covariance(x) - A.mT @ A)[None]  # [1, N, N]
+            if C is not None:
+                covariance = covariance + C.mT @ C  # [P, N, N]
+            variance = covariance.diagonal(dim1=-2, dim2=-1).mT
+        else:
+            variance = (self.variance(x) - A.square().sum(0))[:, None]  # [N, 1]
+            if C is not None:
+                variance = variance + C.square().sum(-2).mT  # [N, P]
+        # Exactly zero or slightly negative only through rounding; the floor keeps the square root differentiable.
+        variance = variance.clamp_min(torch.finfo(variance.dtype).tiny).expand_as(mean)
+        inducing = None if posterior.local else L @ v + self.mean(z)
+        return draw.gaussian_rows(name, mean, variance, covariance, inducing)
+
+    def initialize(self, rows: Tensor) -> None:
+        """Set data-dependent starts of the posterior and the mean function from the rows that come in."""
+        super().initialize(rows)
+        self.mean.initialize(rows)
+
+    def extra_repr(self) -> str:
+        """Widths, for `print(layer)`."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"

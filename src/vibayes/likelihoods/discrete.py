@@ -1,0 +1,199 @@
+"""Likelihoods of yes and no, of classes and of counts."""
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.likelihoods.base import Likelihood
+from vibayes.likelihoods.discrete_mixtures import (
+    BernoulliMixture,
+    CategoricalMixture,
+    PoissonMixture,
+    binary_entropy,
+)
+from vibayes.likelihoods.mixtures import Mixture, row_slices
+from vibayes.likelihoods.special import log_ndtr
+from vibayes.likelihoods.targets import binary_targets, class_targets, count_targets
+from vibayes.quadrature import GaussHermite, normal_grid, standard_deviation
+
+__all__ = ["Bernoulli", "Categorical", "Poisson"]
+
+_FEWEST_LATENT_SAMPLES = 1000  # over all draws, for a prediction
+
+
+class Bernoulli(Likelihood):
+    r"""Yes or no, `P(y = 1 | f) = sigmoid(f)` or `Phi(f)`, for one or several targets.
+
+    The expected log probability uses Gauss-Hermite quadrature.
+
+    Args:
+        link: `"logit"` or `"probit"`.
+        n_quadrature: number of quadrature nodes.
+
+    >>> likelihood = Bernoulli()
+    >>> y = likelihood.check_targets(torch.tensor([True, False]))
+    >>> likelihood.log_prob(torch.zeros(2, 1), y).exp().tolist()
+    [0.5, 0.5]
+    """
+
+    kind: ClassVar[str] = "binary"
+
+    def __init__(self, link: Literal["logit", "probit"] = "logit", *, n_quadrature: int = 20) -> None:
+        super().__init__()
+        if link not in ("logit", "probit"):
+            raise ConfigurationError(f'link must be "logit" or "probit", got {link!r}.')
+        self.link = link
+        self.quadrature = GaussHermite(n_quadrature)
+
+    def check_targets(self, y: Tensor, n_targets: int | None = None) -> Float[Tensor, "n p"]:
+        """Booleans or zeros and ones, `[N]` or `[N, P]`, returned as floating `[N, P]`."""
+        return binary_targets(y, n_targets)
+
+    def _log_one(self, f: Tensor) -> Tensor:
+        """`log P(y = 1 | f)`; by symmetry `log P(y = 0 | f)` is the same at `-f`."""
+        return logsigmoid(f) if self.link == "logit" else log_ndtr(f)
+
+    def _log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        return self._log_one((2 * y - 1) * f).sum(-1)
+
+    def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
+        # the Gaussian of (2 y - 1) f has the same variance as that of f
+        expectation: Tensor = self.quadrature(self._log_one, (2 * y - 1) * mean, variance)
+        return expectation.sum(-1)
+
+    def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
+        if variance is None:
+            one, zero = self._log_one(mean), self._log_one(-mean)
+            return BernoulliMixture(log_weights, one, zero, torch.zeros_like(one), binary_entropy(one, zero))
+        widest = float(variance.max().sqrt()) if variance.numel() else 0.0
+        nodes, log_nodes = normal_grid(0.6 / max(widest, 1.0), mean.dtype, mean.device)
+        nodes, log_nodes = nodes[:, None, None], log_nodes[:, None, None]
+        draws, rows, targets = mean.shape
+        parts = []
+        for part in row_slices(rows, draws * targets * len(nodes)):
+            m, v = mean[:, part], variance[:, part]
+            f = m[:, None] + standard_deviation(v)[:, None] * nodes  # [S, Q, N, P]
+            log_one, log_zero = self._log_one(f), self._log_one(-f)
+            if self.link == "probit":
+                z = m / (1 + v).sqrt()
+                one, zero = log_ndtr(z), log_ndtr(-z)
+            else:
+                one, zero = (torch.logsumexp(log_nodes + p, 1) for p in (log_one, log_zero))
+            weights = log_nodes.exp()
+            spread = (weights * (log_one.exp() - one.exp()[:, None]).square()).sum(1)  # Var_f(p)
+            parts.append((one, zero, spread, (weights * binary_entropy(log_one, log_zero)).sum(1)))
+        return BernoulliMixture(log_weights, *(torch.cat(pieces, 1) for pieces in zip(*parts, strict=True)))
+
+
+class Categorical(Likelihood):
+    r"""Classes, `P(y = c | f) = softmax(f)_c` over the F outputs of the network.
+
+    The expected log probability is a Monte Carlo mean over latent samples `mean + sqrt(variance) * eps`; the
+    caller may hand in `eps` so that the randomness is its own. `latent_features` and `n_targets` count
+    classes.
+
+    Args:
+        n_latent_noise: number of latent samples.
+
+    >>> likelihood = Categorical()
+    >>> y = likelihood.check_targets(torch.tensor([0, 2]))
+    >>> likelihood.log_prob(torch.zeros(2, 4), y).exp().tolist()
+    [0.25, 0.25]
+    """
+
+    kind: ClassVar[str] = "classes"
+
+    def __init__(self, *, n_latent_noise: int = 10) -> None:
+        super().__init__()
+        if not isinstance(n_latent_noise, int) or isinstance(n_latent_noise, bool) or n_latent_noise < 1:
+            raise ConfigurationError(f"n_latent_noise must be a positive whole number, got {n_latent_noise!r}.")
+        self._n_latent_noise = n_latent_noise
+
+    @property
+    def n_latent_noise(self) -> int:
+        """K, the number of latent samples in `expected_log_prob`."""
+        return self._n_latent_noise
+
+    def check_targets(self, y: Tensor, n_targets: int | None = None) -> Tensor:
+        """Class numbers `0, ..., C - 1` of shape `[N]`, returned as long integers."""
+        return class_targets(y, n_targets)
+
+    def _check(self, f: Tensor, y: Tensor) -> None:
+        if f.ndim != 2 or y.shape != f.shape[:1] or y.is_floating_point():
+            raise ShapeError(
+                f"Categorical expected latents [N, C] and whole class numbers [N], got {list(f.shape)} and "
+                f"{list(y.shape)} of {y.dtype}. Pass targets through check_targets first."
+            )
+
+    def _log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        return torch.log_softmax(f, -1).gather(-1, y[:, None])[:, 0]
+
+    def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
+        if eps is None:
+            eps = torch.randn(self.n_latent_noise, *mean.shape, dtype=mean.dtype, device=mean.device)
+        if eps.ndim != 3 or eps.shape[1:] != mean.shape:
+            raise ShapeError(f"Expected eps of shape [K, {mean.shape[0]}, {mean.shape[1]}], got {list(eps.shape)}.")
+        f = mean + standard_deviation(variance) * eps  # [K, N, C]
+        chosen = mean.gather(-1, y[:, None])[:, 0]  # the linear term has a closed form
+        return chosen - torch.logsumexp(f, -1).mean(0)
+
+    def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
+        if variance is None:
+            log_probs = torch.log_softmax(mean, -1)
+            return CategoricalMixture(log_weights, log_probs, torch.special.entr(log_probs.exp()).sum(-1))
+        draws, rows, classes = mean.shape
+        count = max(self.n_latent_noise, -(-_FEWEST_LATENT_SAMPLES // draws)) if eps is None else eps.shape[-3]
+        if eps is not None and (eps.shape[-2:] != mean.shape[1:] or eps.shape[:-3] not in ((), (draws,))):
+            raise ShapeError(
+                f"Expected eps of shape [K, {rows}, {classes}] or [{draws}, K, {rows}, {classes}], "
+                f"got {list(eps.shape)}."
+            )
+        parts = []
+        for part in row_slices(rows, draws * classes * count):
+            m, spread = mean[:, None, part], standard_deviation(variance[:, None, part])
+            if eps is None:
+                noise = torch.randn(draws, count, *m.shape[2:], dtype=m.dtype, device=m.device)
+            else:
+                noise = eps[..., part, :]
+            log_probs = torch.log_softmax(m + spread * noise, -1)  # [S, K, N, C]
+            entropy = torch.special.entr(log_probs.exp()).sum(-1).mean(1)
+            parts.append((torch.logsumexp(log_probs, 1) - math.log(count), entropy))
+        return CategoricalMixture(log_weights, *(torch.cat(pieces, 1) for pieces in zip(*parts, strict=True)))
+
+
+class Poisson(Likelihood):
+    r"""Counts, `y ~ Poisson(exp(f))`.
+
+    `E[log p(y | f)] = y mean - exp(mean + variance / 2) - log y!`.
+
+    >>> likelihood = Poisson()
+    >>> y = likelihood.check_targets(torch.tensor([0, 3]))
+    >>> [round(p, 4) for p in likelihood.log_prob(torch.zeros(2, 1), y).exp().tolist()]
+    [0.3679, 0.0613]
+    """
+
+    kind: ClassVar[str] = "counts"
+
+    def check_targets(self, y: Tensor, n_targets: int | None = None) -> Float[Tensor, "n p"]:
+        """Whole numbers from 0, `[N]` or `[N, P]`, returned as floating `[N, P]`."""
+        return count_targets(y, n_targets)
+
+    def _log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        return (y * f - f.exp() - torch.lgamma(y + 1)).sum(-1)
+
+    def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
+        return (y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1)).sum(-1)
+
+    def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
+        if variance is None:
+            return PoissonMixture(log_weights, mean, torch.zeros_like(mean), math.inf)
+        # as a function of f the mass of a count near exp(f) is as wide as exp(-f / 2)
+        deviation = variance.sqrt()
+        narrowest = (deviation * (0.5 * (mean + 4 * deviation)).exp()).max() if mean.numel() else 0.0
+        spacing = 0.6 / float(narrowest) if narrowest > 0 else math.inf
+        return PoissonMixture(log_weights, mean, variance, spacing)

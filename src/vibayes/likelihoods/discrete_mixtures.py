@@ -1,0 +1,190 @@
+"""Predictive mixtures of counts, of yes and no, and of classes."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vibayes.likelihoods.mixtures import (
+    Mixture,
+    Moments,
+    node_count,
+    on_nodes,
+    standard_normal,
+    weighted_mean,
+)
+from vibayes.likelihoods.targets import binary_targets, class_targets, count_targets
+from vibayes.quadrature import standard_deviation, stretched_grid
+
+__all__ = ["BernoulliMixture", "CategoricalMixture", "PoissonMixture", "binary_entropy"]
+
+
+@dataclass(frozen=True, eq=False)
+class PoissonMixture(Mixture):
+    """`y | f ~ Poisson(exp(f))` with the Gaussian of `f` given each draw on nodes.
+
+    Attributes:
+        mean: mean of the log rate given each draw, `[S, N, P]`.
+        variance: its variance, `[S, N, P]`.
+        spacing: of the nodes, in standard deviations; infinite when every variance is zero.
+    """
+
+    mean: Float[Tensor, "s n p"]
+    variance: Float[Tensor, "s n p"]
+    spacing: float
+
+    kind: ClassVar[str] = "counts"
+    ROWS: ClassVar[tuple[str, ...]] = ("mean", "variance")
+
+    check_targets = staticmethod(count_targets)
+
+    @property
+    def n_nodes(self) -> int:
+        """Q, the number of nodes for the log rate."""
+        return max(node_count(self.spacing), 53)
+
+    @cached_property
+    def _log_rates(self) -> tuple[Tensor, Tensor]:
+        return on_nodes(self.mean, self.variance, self.spacing)
+
+    def draw_log_prob(self, y: Float[Tensor, "n p"]) -> Float[Tensor, "s n"]:
+        """`log p(y | draw)`, summed over targets.
+
+        The integrand over `f` is log-concave; the nodes are placed around its peak `f*`, where
+        `y - exp(f*) = (f* - mean) / variance`, so that large counts are as accurate as small ones.
+        """
+        mean, v = self.mean, self.variance
+        # v exp(f*) = exp(L) with exp(L) + L = c
+        c = v.log() + mean + v * y
+        L = torch.where(c > 1, c.clamp(min=1).log(), c)
+        for _ in range(8):
+            L = L - (L.exp() + L - c) / (L.exp() + 1)
+        L = torch.where(v > 0, L, -math.inf)
+        rate = torch.where(v > 0, L.exp() / v, mean.exp())  # exp(f*)
+        # z = (f - mean) / sqrt(v) at the peak, in whichever form does not cancel
+        peak = torch.where(L > 0, (L - v.log() - mean) / v.sqrt(), v.sqrt() * (y - rate))
+        nodes, log_nodes = stretched_grid(self.dtype, self.device)
+        width = L.exp().add(1).rsqrt()
+        z = peak[:, None] + width[:, None] * nodes[:, None, None]  # [S, Q, N, P]
+        f = mean[:, None] + v.sqrt()[:, None] * z
+        log_mass = y * f - f.exp() - torch.lgamma(y + 1) - 0.5 * z.square()
+        log_prob = torch.logsumexp(log_mass + log_nodes[:, None, None], 1) - 0.5 * torch.log1p(L.exp())
+        return log_prob.sum(-1)
+
+    def cdf(self, y: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
+        """`P(count <= y)` of each target: the upper incomplete gamma function at the rate."""
+        f, log_nodes = self._log_rates
+        whole = y.floor()
+        below = torch.special.gammaincc(whole.clamp(min=0) + 1, f.exp())  # [S, Q, N, P]
+        share = weighted_mean(self.log_weights[:, None] + log_nodes, below)
+        return torch.where(whole < 0, 0.0, share)
+
+    def quantile(self, q: float) -> Float[Tensor, "n p"]:
+        """The smallest count whose distribution function reaches `q`, by doubling and bisection."""
+        lower = torch.full_like(self.mean[0], -1.0)  # always below the quantile
+        upper = torch.ones_like(lower)
+        while bool((short := self.cdf(upper) < q).any()):
+            lower, upper = torch.where(short, upper, lower), torch.where(short, 2 * upper, upper)
+            if bool(torch.isinf(upper).any()):
+                break
+        while bool((upper - lower > 1).any()):
+            middle = ((lower + upper) / 2).floor()
+            if bool(((middle == lower) & (upper - lower > 1)).any()):
+                break  # counts so large that neighbours have no room between them in this dtype
+            reached = self.cdf(middle) >= q
+            lower, upper = torch.where(reached, lower, middle), torch.where(reached, middle, upper)
+        return upper
+
+    def moments(self) -> Moments:
+        """First two moments given each draw; the rate is log-normal."""
+        rate = (self.mean + 0.5 * self.variance).exp()
+        return Moments(rate, rate.square() * self.variance.expm1(), rate)
+
+    def sample(self, draws: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Counts of all rows, one set from each of the named draws."""
+        mean = self.mean[draws]
+        f = mean + standard_deviation(self.variance[draws]) * standard_normal(mean, generator)
+        return torch.poisson(f.exp(), generator=generator)
+
+
+@dataclass(frozen=True, eq=False)
+class BernoulliMixture(Mixture):
+    """Probabilities of one given each draw, with what its Gaussian leaves open already integrated.
+
+    Attributes:
+        log_one: `log E_f[p]`, `[S, N, P]`, with `p = P(y = 1 | f)`.
+        log_zero: `log E_f[1 - p]`, `[S, N, P]`.
+        latent_variance: `Var_f(p)`, `[S, N, P]`.
+        entropy: `E_f[H(p)]`, `[S, N, P]`.
+    """
+
+    log_one: Float[Tensor, "s n p"]
+    log_zero: Float[Tensor, "s n p"]
+    latent_variance: Float[Tensor, "s n p"]
+    entropy: Float[Tensor, "s n p"]
+
+    kind: ClassVar[str] = "binary"
+    ROWS: ClassVar[tuple[str, ...]] = ("log_one", "log_zero", "latent_variance", "entropy")
+
+    check_targets = staticmethod(binary_targets)
+
+    def draw_log_prob(self, y: Float[Tensor, "n p"]) -> Float[Tensor, "s n"]:
+        """`log p(y | draw)`, summed over targets."""
+        return torch.where(y == 1, self.log_one, self.log_zero).sum(-1)
+
+    def moments(self) -> Moments:
+        """First two moments given each draw."""
+        one = self.log_one.exp()
+        return Moments(one, self.latent_variance, one * self.log_zero.exp() - self.latent_variance)
+
+    def sample(self, draws: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Zeros and ones of all rows, one set from each of the named draws."""
+        return torch.bernoulli(self.log_one[draws].exp(), generator=generator)
+
+
+@dataclass(frozen=True, eq=False)
+class CategoricalMixture(Mixture):
+    """Class probabilities given each draw, with what its Gaussian leaves open already averaged.
+
+    Attributes:
+        log_probs: `log E_f[softmax(f)]`, `[S, N, C]`.
+        entropy: `E_f[H(softmax(f))]`, `[S, N]`.
+    """
+
+    log_probs: Float[Tensor, "s n c"]
+    entropy: Float[Tensor, "s n"]
+
+    kind: ClassVar[str] = "classes"
+    ROWS: ClassVar[tuple[str, ...]] = ("log_probs", "entropy")
+
+    check_targets = staticmethod(class_targets)
+
+    def draw_log_prob(self, y: Tensor) -> Float[Tensor, "s n"]:
+        """`log p(y | draw)`."""
+        index = y[None, :, None].expand(self.n_draws, -1, 1)
+        return self.log_probs.gather(2, index)[..., 0]
+
+    def moments(self) -> Moments:
+        """First two moments of the one-hot coding, given each draw (the split inside a draw is not kept)."""
+        probs = self.log_probs.exp()
+        return Moments(probs, torch.full_like(probs, math.nan), torch.full_like(probs, math.nan))
+
+    def sample(self, draws: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Classes of all rows, `[n, N]`, one set from each of the named draws."""
+        probs = self.log_probs[draws].exp()
+        flat = torch.multinomial(probs.flatten(0, 1), 1, generator=generator)
+        return flat.reshape(len(draws), -1)
+
+
+def binary_entropy(log_one: Float[Tensor, "*shape"], log_zero: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Entropy of a yes or no, in nats, from the log probabilities (0 where one of them is certain).
+
+    >>> round(binary_entropy(torch.tensor(0.5).log(), torch.tensor(0.5).log()).item(), 4)
+    0.6931
+    """
+    entropy: Tensor = torch.special.entr(log_one.exp()) + torch.special.entr(log_zero.exp())
+    return entropy

@@ -1,0 +1,163 @@
+"""Likelihoods of real numbers: Gaussian noise, noise that depends on the input, and heavy tails."""
+
+import math
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vibayes.likelihoods.base import Likelihood, positive_per_target
+from vibayes.likelihoods.mixtures import Mixture
+from vibayes.likelihoods.regression_mixtures import GaussianMixture, HeteroscedasticMixture, StudentTMixture
+from vibayes.likelihoods.special import lgamma_half_step
+from vibayes.likelihoods.targets import real_targets
+from vibayes.parameters import Positive
+from vibayes.quadrature import GaussHermite
+
+__all__ = ["Gaussian", "HeteroscedasticGaussian", "StudentT"]
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class _RealTargets(Likelihood):
+    """Targets that are real numbers, and may be standardised."""
+
+    kind: ClassVar[str] = "regression"
+    scalable: ClassVar[bool] = True
+
+    def check_targets(self, y: Tensor, n_targets: int | None = None) -> Float[Tensor, "n p"]:
+        """Finite numbers `[N]` or `[N, P]`, returned as floating `[N, P]`."""
+        return real_targets(y, n_targets)
+
+
+class Gaussian(_RealTargets):
+    r"""Gaussian noise, `y = f + e` with `e ~ N(0, noise)`.
+
+    `E[log p(y | f)] = log N(y; mean, noise) - variance / (2 noise)`.
+
+    Args:
+        noise: the *variance* of the noise to start from, or a `Positive` (used as it is, may be shared).
+        learn: whether training changes it.
+        out_features: None for one noise shared by all targets, or the number of targets for separate ones.
+
+    >>> likelihood = Gaussian(noise=0.1)
+    >>> y = likelihood.check_targets(torch.tensor([0.3, -1.0]))
+    >>> likelihood.log_prob(torch.zeros(2, 1), y).shape
+    torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        noise: float | Tensor | Positive = 1.0,
+        *,
+        learn: bool = True,
+        out_features: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.noise = positive_per_target(noise, learn, out_features, "noise")
+
+    def _log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        noise = self.noise.value
+        return -0.5 * ((y - f).square() / noise + noise.log() + _LOG_2PI).sum(-1)
+
+    def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
+        noise = self.noise.value
+        return -0.5 * (((y - mean).square() + variance) / noise + noise.log() + _LOG_2PI).sum(-1)
+
+    def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
+        noise = _frozen(self.noise, mean)
+        return GaussianMixture(log_weights, mean, _or_zero(variance, mean), noise)
+
+
+class HeteroscedasticGaussian(_RealTargets):
+    r"""Gaussian noise whose variance is an output of the network, `y ~ N(f, exp(g))`.
+
+    The network's output has `2 P` columns: P means `f`, then P log variances `g`. With `g ~ N(m_g, v_g)`,
+    `E[log p(y | f, g)] = -(log 2 pi + m_g + ((y - m_f)^2 + v_f) exp(-m_g + v_g / 2)) / 2`.
+
+    >>> likelihood = HeteroscedasticGaussian()
+    >>> likelihood.latent_features(3), likelihood.n_targets(2)
+    (6, 1)
+    """
+
+    latent_per_target: ClassVar[int] = 2
+
+    def _log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        f, g = f.chunk(2, -1)
+        return -0.5 * ((y - f).square() * (-g).exp() + g + _LOG_2PI).sum(-1)
+
+    def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
+        mean, log_noise = mean.chunk(2, -1)
+        variance, log_noise_variance = variance.chunk(2, -1)
+        precision = (-log_noise + 0.5 * log_noise_variance).exp()  # E[exp(-g)]
+        return -0.5 * (((y - mean).square() + variance) * precision + log_noise + _LOG_2PI).sum(-1)
+
+    def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
+        mean, log_noise = mean.chunk(2, -1)
+        variance, log_noise_variance = _or_zero(variance, torch.cat([mean, log_noise], -1)).chunk(2, -1)
+        widest = float(log_noise_variance.max().sqrt()) if log_noise_variance.numel() else 0.0
+        spacing = 0.3 / widest if widest > 0 else math.inf  # exp(-g) oscillates at pi / 2 off the real axis
+        return HeteroscedasticMixture(log_weights, mean, variance, log_noise, log_noise_variance, spacing)
+
+
+class StudentT(_RealTargets):
+    r"""Noise with heavy tails, `y = f + scale * t` with `t` of Student's distribution.
+
+    The expected log density uses Gauss-Hermite quadrature. The prediction has infinite variance for `df <= 2`
+    and no mean (NaN) for `df <= 1`; its quantiles and densities are always there.
+
+    Args:
+        df: degrees of freedom, positive; a number, or a `Positive`.
+        scale: scale of the noise (not its variance), a number, one per target, or a `Positive`.
+        learn: whether training changes the scale.
+        learn_df: whether training changes the degrees of freedom.
+        out_features: None for one scale shared by all targets, or the number of targets for separate ones.
+        n_quadrature: number of quadrature nodes.
+
+    >>> likelihood = StudentT(df=3.0, scale=0.5)
+    >>> round(likelihood.log_prob(torch.zeros(1, 1), torch.zeros(1, 1)).item(), 4)
+    -0.3077
+    """
+
+    def __init__(
+        self,
+        df: float | Tensor | Positive = 4.0,
+        scale: float | Tensor | Positive = 1.0,
+        learn: bool = True,
+        *,
+        learn_df: bool = False,
+        out_features: int | None = None,
+        n_quadrature: int = 20,
+    ) -> None:
+        super().__init__()
+        self.df = positive_per_target(df, learn_df, None, "df")
+        self.scale = positive_per_target(scale, learn, out_features, "scale")
+        self.quadrature = GaussHermite(n_quadrature)
+
+    def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
+        df, scale = self.df.value, self.scale.value
+        constant = lgamma_half_step(0.5 * df) - 0.5 * (math.pi * df).log() - scale.log()
+        return constant - 0.5 * (df + 1) * torch.log1p(((y - f) / scale).square() / df)
+
+    def _log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        return self._log_density(f, y).sum(-1)
+
+    def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
+        expectation: Tensor = self.quadrature(lambda f: self._log_density(f, y), mean, variance)
+        return expectation.sum(-1)
+
+    def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
+        exact = variance is None
+        df, scale = float(self.df.value), _frozen(self.scale, mean)
+        return StudentTMixture(log_weights, mean, _or_zero(variance, mean), df, scale, exact)
+
+
+def _frozen(hyperparameter: Positive, like: Tensor) -> Tensor:
+    """A copy of the value as `[1, 1, P]` or `[1, 1, 1]`: a prediction does not change with later training."""
+    value = hyperparameter.value.detach().clone().to(like.device, like.dtype)
+    return value.reshape(1, 1, -1)
+
+
+def _or_zero(variance: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if variance is None else variance

@@ -1,0 +1,277 @@
+"""A model: a network with Bayesian layers, a likelihood, and inducing inputs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vibayes.bound import Bound
+from vibayes.data import as_rows
+from vibayes.draw import Draw
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.layers.base import Layer
+from vibayes.likelihoods import Likelihood
+from vibayes.prediction import Prediction
+from vibayes.trainable import Batch, TrainableModel
+
+__all__ = ["Model"]
+
+# How many rows times draws one pass of `predict` may hold, so that its memory stays bounded.
+_ROWS_PER_PASS = 50_000
+# How many training rows data-dependent starts look at.
+_START_ROWS = 20_000
+
+
+class Model(TrainableModel):
+    """A network with Bayesian layers inside, a likelihood, and global inducing inputs where layers need them.
+
+    Args:
+        network: any module whose Bayesian layers are vibayes layers.
+        likelihood: the distribution of targets given the network's output.
+        inducing: inducing inputs `[M, ...]` that enter with the data, in user units.
+        standardize: `None`, `"inputs"`, `"targets"` or `"both"`: standardise by training statistics inside the model.
+            What goes in and comes out stays in user units.
+
+    >>> import torch, vibayes as vb
+    >>> x = torch.linspace(-3, 3, 50)[:, None]
+    >>> y = torch.sin(x[:, 0])
+    >>> gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))
+    >>> model = vb.Model(gp, vb.Gaussian(0.1), standardize="both")
+    >>> history = vb.fit(model, (x, y), steps=20, progress=False)
+    >>> model.predict(x).interval(0.95)[0].shape
+    torch.Size([50])
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        likelihood: Likelihood,
+        inducing: Any = None,
+        *,
+        standardize: str | None = None,
+    ) -> None:
+        super().__init__(likelihood, standardize)
+        if not isinstance(network, nn.Module):
+            raise ConfigurationError(f"network must be a torch module, got {type(network).__name__}.")
+        self.network = network
+        layers = [(name or "network", m) for name, m in network.named_modules() if isinstance(m, Layer)]
+        if not layers:
+            raise ConfigurationError(
+                "The network has no Bayesian layer, so there is nothing to infer. Use vibayes layers such as GP "
+                "inside it."
+            )
+        self.inducing: nn.Parameter | None = None
+        if inducing is not None:
+            rows = as_rows(inducing, "inducing")
+            self._given_inducing = rows.clone()
+            self.inducing = nn.Parameter(rows.clone())
+            self.row_shape = tuple(rows.shape[1:])
+        for name, layer in layers:
+            layer.bind(name)
+        self._finish()
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """The Bayesian layers by name, in the order they stand in the network."""
+        return {m.name: m for m in self.network.modules() if isinstance(m, Layer) and m.name is not None}
+
+    def _ends(self) -> tuple[nn.Module, nn.Module]:
+        """The first and last module of the network, looking into `nn.Sequential`."""
+        first, last = self.network, self.network
+        while isinstance(first, nn.Sequential) and len(first) > 0:
+            first = first[0]
+        while isinstance(last, nn.Sequential) and len(last) > 0:
+            last = last[-1]
+        return first, last
+
+    @property
+    def draws_differ(self) -> bool:
+        """Whether one draw's output differs from the next one's, or all is integrated in closed form."""
+        last = self._ends()[1]
+        closed = all(m is last and m.posterior.closed_form for m in self.layers.values())
+        return not closed or self.likelihood.n_latent_noise > 0
+
+    # -- one draw -----------------------------------------------------------------------------------------------
+
+    def _pass(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Send data rows through the network in one draw: mean, variance and covariance of the output rows."""
+        rows = x if self.inducing is None else torch.cat([self.inducing, x])
+        with draw:
+            out = self.network(rows)
+        if out.ndim != 2:
+            raise ShapeError(
+                f"The network must return rows [N, F]; it returned shape {list(out.shape)}. Flatten its output."
+            )
+        output = draw.output
+        if output is not None and out is output.rows:
+            return output.mean, output.variance, output.covariance
+        return out[draw.n_inducing :], None, None
+
+    def _draws(
+        self,
+        function: Callable[[Draw], Any],
+        n_samples: int,
+        noise: Mapping[str, Tensor] | None = None,
+        *,
+        joint: bool = False,
+        marginal: bool = True,
+    ) -> Any:
+        """Evaluate a function of one draw for `n_samples` draws; results gain a leading axis of draws."""
+        last = self._ends()[1]
+        output = last.name if isinstance(last, Layer) else None
+
+        def one(zero: Tensor, prepared: Mapping[str, Tensor] | None) -> Any:
+            draw = Draw(
+                n_inducing=0 if self.inducing is None else len(self.inducing),
+                jitter=self.jitter,
+                zero=zero,
+                joint=joint,
+                marginal=marginal,
+                output=output,
+                noise=prepared,
+            )
+            return function(draw)
+
+        zeros = self.jitter.new_zeros(n_samples)
+        if not self.draws_differ and marginal:
+            return torch.utils._pytree.tree_map(lambda t: t[None], one(zeros[0], None))
+        in_dims = (0, None if noise is None else 0)
+        return torch.func.vmap(one, in_dims=in_dims, randomness="different")(zeros, noise)
+
+    # -- the bound ----------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None = None,
+        *,
+        scale: float | Tensor = 1.0,
+        n_samples: int = 1,
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Bound:
+        """The terms of the bound on prepared data (see `elbo` for data in user units)."""
+
+        def terms(draw: Draw) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            mean, variance, _ = self._pass(x, draw)
+            if variance is None:
+                log_likelihood = self.likelihood.log_prob(mean, y)
+            else:
+                eps = self._latent_noise(mean, draw)
+                log_likelihood = self.likelihood.expected_log_prob(mean, variance, y, eps)
+            total = log_likelihood.sum() if weights is None else (weights * log_likelihood).sum()
+            return scale * total, total.new_zeros(()) + draw.log_ratio(), draw.failures
+
+        log_likelihood, log_ratio, failures = self._draws(terms, n_samples, noise)
+        return Bound(log_likelihood, log_ratio, self.log_prior(), failures)
+
+    def _latent_noise(self, mean: Tensor, draw: Draw) -> Tensor | None:
+        K = self.likelihood.n_latent_noise
+        return draw.randn("likelihood", K, *mean.shape, like=mean) if K else None
+
+    def log_weights(self, x: Any, y: Any, n_samples: int = 100) -> Float[Tensor, " s"]:
+        """Log importance weights `log p(y | f) + sum_l (log p - log q)` of joint function draws.
+
+        The log of the mean of their exponentials estimates the log evidence from below, and tends to it with more
+        draws; their mean is the bound without closed forms.
+        """
+        batch = self.prepare(x, y)
+
+        def weight(draw: Draw) -> Tensor:
+            f, _, _ = self._pass(batch.x, draw)
+            return self.likelihood.log_prob(f, batch.y).sum() + draw.log_ratio()
+
+        weights: Tensor = self._draws(weight, n_samples, joint=True, marginal=False)
+        return weights
+
+    # -- starting values ----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _start(self, batch: Batch) -> None:
+        first = self._ends()[0]
+        if self.inducing is not None:
+            self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing)))
+        if isinstance(first, Layer):
+            first.posterior.to_units(self.units)
+        x = batch.x[:_START_ROWS]
+        draw = Draw(
+            n_inducing=0 if self.inducing is None else len(self.inducing),
+            jitter=self.jitter,
+            zero=self.jitter.new_zeros(()),
+            initializing=True,
+        )
+        mean, _, _ = self._pass(x, draw)
+        expected = self.likelihood.latent_features(batch.y.shape[1] if batch.y.ndim == 2 else int(batch.y.max()) + 1)
+        if mean.shape[1] < expected or (batch.y.ndim == 2 and mean.shape[1] != expected):
+            raise ShapeError(
+                f"The network has {mean.shape[1]} outputs, but {type(self.likelihood).__name__} with these targets "
+                f"needs {expected}. Change out_features of the last layer."
+            )
+
+    # -- predictions --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(
+        self, x: Any, n_samples: int = 100, batch_size: int | None = None, *, joint: bool = False
+    ) -> Prediction:
+        """The predictive distribution at new inputs: a mixture over draws, in user units.
+
+        Args:
+            x: inputs `[N, ...]`.
+            n_samples: how many draws (one where everything is closed-form).
+            batch_size: how many rows go through the network at once; chosen to bound memory when None.
+            joint: draw rows jointly, so that `Prediction.covariance` exists. All rows then go through at once.
+        """
+        if n_samples < 1:
+            raise ConfigurationError(f"n_samples must be at least 1, got {n_samples}.")
+        if joint and self.likelihood.kind != "regression":
+            raise ConfigurationError(
+                f"joint=True gives the covariance of real targets; {type(self.likelihood).__name__} has none. "
+                "Use sample_functions for joint draws."
+            )
+        rows = self.prepare_inputs(x)
+        if joint or batch_size is None:
+            batch_size = len(rows) if joint else max(1, _ROWS_PER_PASS // (n_samples if self.draws_differ else 1))
+        parts = [self._predict_rows(part, n_samples, joint) for part in torch.split(rows, batch_size)]
+        return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
+
+    def _predict_rows(self, rows: Tensor, n_samples: int, joint: bool) -> Prediction:
+        def moments(draw: Draw) -> dict[str, Tensor]:
+            mean, variance, covariance = self._pass(rows, draw)
+            found = {"mean": mean, "variance": variance, "covariance": covariance}
+            return {name: t for name, t in found.items() if t is not None}
+
+        got = self._draws(moments, n_samples, joint=joint)
+        mean, variance = got["mean"], got.get("variance")  # [S, N, F]
+        covariance = None
+        if joint:
+            covariance = _mixture_covariance(mean, got.get("covariance"))
+            covariance = covariance[: self.likelihood.n_targets(mean.shape[2])]  # means come before log variances
+        return self._prediction(self.likelihood.predictive(mean, variance), covariance)
+
+    @torch.no_grad()
+    def sample_functions(self, x: Any, n: int = 1) -> Tensor:
+        """Draw `n` functions from the posterior at a set of inputs, jointly over the inputs.
+
+        Returns:
+            `[n, N]` or `[n, N, F]` function values (without observation noise): in user units for regression,
+            on the latent scale (logits, log rates) otherwise.
+        """
+        if n < 1:
+            raise ConfigurationError(f"n must be at least 1, got {n}.")
+        rows = self.prepare_inputs(x)
+
+        def function(draw: Draw) -> Tensor:
+            return self._pass(rows, draw)[0]
+
+        drawn = self.units.outputs(self._draws(function, n, joint=True, marginal=False))
+        return drawn[..., 0] if self._squeezes(drawn.shape[-1]) else drawn
+
+
+def _mixture_covariance(means: Tensor, covariances: Tensor | None) -> Tensor:
+    """Covariance `[F, N, N]` of a mixture over draws: that of the means plus the mean of those within."""
+    centred = means - means.mean(0)  # [S, N, F]
+    between = torch.einsum("snf,smf->fnm", centred, centred) / len(means)
+    return between if covariances is None else between + covariances.mean(0)

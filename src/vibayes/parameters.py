@@ -1,0 +1,164 @@
+"""Hyperparameters: numbers that are learned, fixed, or given a prior.
+
+Every scale in the package (a lengthscale, a noise variance) is a `Positive`; every free number (a constant
+mean) is a `Real`. They are modules, so `torch` finds their values, and they share one way of being fixed and
+of carrying a log-prior.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from vibayes.errors import ConfigurationError, ShapeError
+
+__all__ = ["Hyperparameter", "Positive", "Real", "hyperparameters", "log_prior", "positive"]
+
+
+class Hyperparameter(nn.Module):
+    """A learnable number or vector, stored as `raw` and used as `value`.
+
+    Args:
+        value: the starting value.
+        learn: whether training changes it.
+        prior: a `torch.distributions` distribution over `value`; its log density enters the training objective.
+    """
+
+    raw: nn.Parameter
+
+    def __init__(self, value: float | Tensor, *, learn: bool = True, prior: Distribution | None = None) -> None:
+        super().__init__()
+        tensor = torch.as_tensor(value, dtype=torch.get_default_dtype()).detach().clone()
+        if not bool(torch.isfinite(tensor).all()):
+            raise ConfigurationError(f"A hyperparameter must start at a finite value; got {value}.")
+        self.raw = nn.Parameter(self._to_raw(tensor), requires_grad=learn)
+        self.prior = prior
+
+    def _to_raw(self, value: Tensor) -> Tensor:
+        return value
+
+    @property
+    def value(self) -> Tensor:
+        """The value as used in the model, differentiable with respect to `raw`."""
+        return self.raw
+
+    def forward(self) -> Tensor:
+        """The same as `value`: `kernel.lengthscale()`."""
+        return self.value
+
+    def set(self, value: float | Tensor) -> Self:
+        """Put a new value in place; a scalar fills the whole shape."""
+        tensor = torch.as_tensor(value, dtype=self.raw.dtype, device=self.raw.device)
+        if tensor.numel() != 1 and tensor.shape != self.raw.shape:
+            raise ShapeError(f"Expected a value of shape {tuple(self.raw.shape)}, got {tuple(tensor.shape)}.")
+        with torch.no_grad():
+            self.raw.copy_(self._to_raw(tensor).expand_as(self.raw))
+        return self
+
+    def fix(self, value: float | Tensor | None = None) -> Self:
+        """Keep the value out of training, after setting it if one is given."""
+        if value is not None:
+            self.set(value)
+        self.raw.requires_grad_(False)
+        return self
+
+    def free(self) -> Self:
+        """Let training change the value again."""
+        self.raw.requires_grad_(True)
+        return self
+
+    def log_prior(self) -> Tensor:
+        """Log density of the prior at `value`, summed; zero without a prior."""
+        if self.prior is None:
+            return self.raw.new_zeros(())
+        log_density: Tensor = self.prior.log_prob(self.value)
+        return log_density.sum()
+
+    def extra_repr(self) -> str:
+        """The value, for `print(model)`."""
+        shown = self.value.detach().flatten()[:4].tolist()
+        dots = ", ..." if self.raw.numel() > 4 else ""
+        fixed = "" if self.raw.requires_grad else ", fixed"
+        return ", ".join(f"{v:.4g}" for v in shown) + dots + fixed
+
+
+class Real(Hyperparameter):
+    """A hyperparameter without bounds.
+
+    >>> Real(0.5).fix().value.item()
+    0.5
+    """
+
+
+class Positive(Hyperparameter):
+    r"""A positive hyperparameter, `value = exp(scale * raw)`.
+
+    `scale` multiplies the effective learning rate of the logarithm under Adam (thesis, appendix "Parameter
+    scaling for Adam").
+
+    >>> noise = Positive(0.1, scale=10.0)
+    >>> round(noise.value.item(), 6)
+    0.1
+    >>> noise.fix(0.2).raw.requires_grad
+    False
+    """
+
+    def __init__(
+        self,
+        value: float | Tensor,
+        *,
+        learn: bool = True,
+        prior: Distribution | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        if not (math.isfinite(scale) and scale > 0):
+            raise ConfigurationError(f"scale must be a positive number, got {scale}.")
+        self.scale = scale
+        super().__init__(value, learn=learn, prior=prior)
+
+    def _to_raw(self, value: Tensor) -> Tensor:
+        if not bool((value > 0).all()):
+            raise ConfigurationError(f"This hyperparameter must be positive, got {value.tolist()}.")
+        return value.log() / self.scale
+
+    @property
+    def value(self) -> Tensor:
+        """The positive value."""
+        return (self.scale * self.raw).exp() if self.scale != 1.0 else self.raw.exp()
+
+
+def positive(value: "float | Tensor | Positive", shape: tuple[int, ...] = ()) -> Positive:
+    """A `Positive` of the given shape; one that is already `Positive` is used as it is (and may be shared)."""
+    if isinstance(value, Positive):
+        if tuple(value.raw.shape) not in (shape, ()):
+            raise ShapeError(
+                f"Expected a hyperparameter of shape {shape}, got {tuple(value.raw.shape)}. "
+                "Set ard=True for one lengthscale per input."
+            )
+        return value
+    tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
+    if tensor.numel() != 1 and tuple(tensor.shape) != shape:
+        raise ShapeError(
+            f"Expected a number or a tensor of shape {shape}, got shape {tuple(tensor.shape)}. "
+            "Set ard=True for one lengthscale per input."
+        )
+    return Positive(tensor.expand(shape) if tensor.numel() == 1 else tensor)
+
+
+def hyperparameters(module: nn.Module) -> Iterator[tuple[str, Hyperparameter]]:
+    """All hyperparameters inside a module, with their names, each once."""
+    for name, child in module.named_modules():
+        if isinstance(child, Hyperparameter):
+            yield name, child
+
+
+def log_prior(module: nn.Module) -> Tensor | float:
+    """Sum of the log-priors of all hyperparameters inside a module (0.0 when none has one)."""
+    total: Tensor | float = 0.0
+    for _, hyperparameter in hyperparameters(module):
+        if hyperparameter.prior is not None:
+            total = total + hyperparameter.log_prior()
+    return total

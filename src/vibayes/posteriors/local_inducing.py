@@ -1,0 +1,130 @@
+"""Local inducing points: a layer with inducing inputs of its own."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vibayes import linalg
+from vibayes.data import Units
+from vibayes.draw import Draw
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.inducing import choose_inducing
+from vibayes.parameters import Positive
+from vibayes.posteriors.base import Gaussian, Posterior, Site
+
+if TYPE_CHECKING:
+    from vibayes.layers.base import Layer
+
+__all__ = ["LocalInducing"]
+
+
+class LocalInducing(Posterior):
+    r"""A Gaussian over the layer's function at `n_inducing` inputs that belong to the layer.
+
+    With `K` the prior covariance of the inducing values `u`, `K = L L^T` and `u = L v`, the two forms are two
+    parameterisations of one family:
+
+    - `"whitened"`: `q(v_p) = N(m_p, R_p R_p^T)` for every output p, with `m` and the lower triangular `R` learned
+      (Hensman et al. 2015; Salimbeni & Deisenroth 2017).
+    - `"pseudo"`: `q(u_p)` proportional to `N(u_p; 0, K) N(y_p; u_p, Lambda^-1)` with pseudo-outputs `y` and a
+      diagonal precision `Lambda` learned (thesis, Sec. "Global inducing points", local version). In `v` it is
+      `N(B^-1 L^T Lambda y, B^-1)` with `B = I + L^T Lambda L`.
+
+    Either way `KL(q || p)` is closed-form and `v` is integrated out of the bound.
+
+    Args:
+        n_inducing: how many inducing inputs.
+        form: `"whitened"` or `"pseudo"`.
+        inputs: starting values of the inducing inputs, `[n_inducing, D]`, as the layer receives its rows (in user
+            units where the layer is the model's first). By default k-means centres of the rows that reach the layer.
+
+    >>> import vibayes as vb
+    >>> layer = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=LocalInducing(20))
+    >>> model = vb.Model(layer, vb.Gaussian())
+    >>> layer.posterior.inputs.shape
+    torch.Size([20, 2])
+    """
+
+    local = True
+    closed_form = True
+    inputs: nn.Parameter
+    mean: nn.Parameter
+    raw_factor: nn.Parameter
+    pseudo_outputs: nn.Parameter
+    precision: Positive
+
+    def __init__(self, n_inducing: int = 100, *, form: str = "whitened", inputs: Tensor | None = None) -> None:
+        super().__init__()
+        if form not in ("whitened", "pseudo"):
+            raise ConfigurationError(f'form must be "whitened" or "pseudo", got {form!r}.')
+        if isinstance(n_inducing, bool) or not isinstance(n_inducing, int) or n_inducing < 1:
+            raise ConfigurationError(f"n_inducing must be a positive whole number, got {n_inducing!r}.")
+        if inputs is not None and (inputs.ndim != 2 or inputs.shape[0] != n_inducing):
+            raise ShapeError(
+                f"inputs must hold n_inducing={n_inducing} rows, [{n_inducing}, D]; got {list(inputs.shape)}."
+            )
+        self.n_inducing = n_inducing
+        self.form = form
+        self.given_inputs = inputs
+
+    def finish(self, layer: "Layer") -> None:
+        """Create inducing inputs and the parameters of `q`, which starts near the prior."""
+        M, D, P = self.n_inducing, layer.in_features, layer.out_features
+        if self.given_inputs is None:
+            self.inputs = nn.Parameter(torch.randn(M, D))
+        elif self.given_inputs.shape[1] != D:
+            raise ShapeError(
+                f"LocalInducing inputs of layer {layer.name!r} must have width {D}, as its rows; "
+                f"got {self.given_inputs.shape[1]}."
+            )
+        else:
+            self.inputs = nn.Parameter(self.given_inputs.detach().to(torch.get_default_dtype(), copy=True))
+        if self.form == "whitened":
+            self.mean = nn.Parameter(torch.zeros(M, P))
+            self.raw_factor = nn.Parameter(torch.zeros(P, M, M))
+        else:
+            self.pseudo_outputs = nn.Parameter(torch.randn(M, P))
+            self.precision = Positive(torch.ones(M))
+
+    def initialize(self, layer: "Layer", rows: Tensor) -> None:
+        """Put the inducing inputs on k-means centres of the rows, unless they were given."""
+        if self.given_inputs is None:
+            with torch.no_grad():
+                self.inputs.copy_(choose_inducing(rows, self.n_inducing, method="kmeans"))
+
+    @torch.no_grad()
+    def to_units(self, units: Units) -> None:
+        """Take given inducing inputs from user units to the model's, where this is the model's first layer."""
+        if self.given_inputs is not None:
+            given = self.given_inputs.to(self.inputs.dtype).to(self.inputs.device)
+            self.inputs.copy_(units.inputs(given))
+
+    def marginal(self, site: Site) -> Gaussian:
+        """`q(v)`, a Gaussian per output."""
+        if self.form == "whitened":
+            log_det = 2.0 * self.raw_factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # [P]
+            return Gaussian(self.mean, linalg.lower_factor(self.raw_factor), log_det)
+        return _pseudo_observations(site.design, self.pseudo_outputs, self.precision.value)
+
+    def sample(self, site: Site, draw: Draw) -> Float[Tensor, "m p"]:
+        """Draw `v` and report `log p(v) - log q(v)`."""
+        q = self.marginal(site)
+        noise = draw.randn(f"{site.name}.inducing", *q.mean.shape, like=q.mean)  # [M, P]
+        factor = q.factor.expand(site.n_out, -1, -1)
+        v = q.mean + torch.einsum("pij,jp->ip", factor, noise)
+        log_det = q.log_det.expand(site.n_out).sum()
+        draw.add(site.name, 0.5 * (noise.square().sum() - v.square().sum() + log_det))
+        return v
+
+
+def _pseudo_observations(L: Float[Tensor, "m m"], y: Float[Tensor, "m p"], precision: Float[Tensor, " m"]) -> Gaussian:
+    """The Gaussian over `v` after seeing `y = L v + noise` with independent noise of the given precisions."""
+    scaled = precision[:, None] * L  # Lambda L  [M, M]
+    B = L.mT @ scaled + torch.eye(L.shape[0], dtype=L.dtype, device=L.device)
+    # B >= I, so its factorization cannot fail for lack of definiteness and needs no jitter
+    C, _ = linalg.cholesky(B)
+    mean = torch.cholesky_solve(scaled.mT @ y, C)  # [M, P]
+    R = linalg.solve_lower_transposed(C, torch.eye(L.shape[0], dtype=L.dtype, device=L.device))  # R R^T = B^-1
+    return Gaussian(mean, R[None], -linalg.logdet_factor(C)[None])

@@ -1,0 +1,342 @@
+"""What a model predicts: a mixture over draws of the function, in the user's units."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.likelihoods.discrete_mixtures import (
+    BernoulliMixture,
+    CategoricalMixture,
+    PoissonMixture,
+    binary_entropy,
+)
+from vibayes.likelihoods.mixtures import Mixture
+from vibayes.likelihoods.regression_mixtures import ContinuousMixture
+
+__all__ = ["Prediction"]
+
+_INSTEAD = {
+    "regression": "mean, std, quantile, interval, cdf, log_prob or sample",
+    "counts": "mean, std, quantile, interval, cdf, log_prob or sample",
+    "binary": "probs, mean, variance, mode, entropy, mutual_information, log_prob or sample",
+    "classes": "probs, mode, entropy, mutual_information, log_prob or sample",
+}
+
+
+class Prediction:
+    r"""The predictive distribution of N rows, `p(y | x) = sum_s w_s p(y | f_s)` over draws `f_s`.
+
+    The same object for every model. Regression and counts have `mean`, `std`, `quantile`, `interval` and
+    `cdf`; yes-or-no and classes have `probs`, `mode`, `entropy` and `mutual_information`; all have `log_prob`
+    and `sample`.
+    Shapes are `[N, P]` for P targets, or `[N]` when the targets were given so (`squeeze`).
+
+    Args:
+        mixture: what `likelihood.predictive` returned, on the scale the model trains on.
+        loc: `y = loc + scale * y_trained`, one number per target; regression only.
+        scale: see `loc`; positive.
+        squeeze: drop the last axis of a single target.
+        class_labels: names of the classes, in the order of their numbers.
+        covariance: `[P, N, N]` covariances of the function's rows, on the scale the model trains on;
+            regression only.
+
+    >>> from vibayes.likelihoods import Gaussian
+    >>> draws = torch.tensor([[[-1.0]], [[1.0]]])  # two draws of one row
+    >>> prediction = Prediction(Gaussian(0.25).predictive(draws), squeeze=True)
+    >>> prediction.mean.item(), prediction.epistemic.item(), prediction.aleatoric.item()
+    (0.0, 1.0, 0.25)
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        *,
+        loc: float | Tensor | None = None,
+        scale: float | Tensor | None = None,
+        squeeze: bool = False,
+        class_labels: Sequence[Any] | None = None,
+        covariance: Float[Tensor, "p n n"] | None = None,
+    ) -> None:
+        if not mixture.scalable and not (loc is None and scale is None and covariance is None):
+            raise ConfigurationError(
+                f"loc, scale and covariance are for regression; this prediction is of {mixture.kind}. Leave them out."
+            )
+        if squeeze and mixture.kind != "classes" and mixture.n_targets != 1:
+            raise ShapeError(f"squeeze=True needs a single target, this prediction has {mixture.n_targets}.")
+        self.mixture = mixture
+        self._loc = self._per_target(0.0 if loc is None else loc, "loc")
+        self._scale = self._per_target(1.0 if scale is None else scale, "scale")
+        if not bool((self._scale > 0).all()):
+            raise ConfigurationError(f"scale must be positive, got {self._scale.tolist()}.")
+        self._squeeze = squeeze
+        self._covariance = covariance
+        size = (mixture.n_targets, len(self), len(self))
+        if covariance is not None and covariance.shape != size:
+            raise ShapeError(f"covariance must have shape {list(size)}, got {list(covariance.shape)}.")
+        self.class_labels = None if class_labels is None else list(class_labels)
+        n_labels = 2 if mixture.kind == "binary" else mixture.n_targets
+        if self.class_labels is not None and len(self.class_labels) != n_labels:
+            raise ShapeError(f"Expected {n_labels} class labels, got {len(self.class_labels)}.")
+
+    # ---- rows
+
+    def __len__(self) -> int:
+        return self.mixture.n_rows
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> "Prediction":
+        """The prediction of some rows; a single number keeps its row: `prediction[3]` has length 1."""
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"Row {index} of a prediction of {len(self)} rows.")
+            index = slice(index % len(self), index % len(self) + 1)
+        elif not isinstance(index, slice):
+            index = torch.as_tensor(index, device=self.mixture.device)
+        covariance = self._covariance
+        if covariance is not None:
+            covariance = covariance[:, index][:, :, index]
+        return self._with(self.mixture.rows(index), covariance)
+
+    @classmethod
+    def concatenate(cls, predictions: Sequence["Prediction"]) -> "Prediction":
+        """Join predictions of the same model and draws over batches of rows; covariances are not kept."""
+        if not predictions:
+            raise ConfigurationError("concatenate needs at least one prediction, got none.")
+        first = predictions[0]
+        for other in predictions:
+            same = torch.equal(other._loc, first._loc) and torch.equal(other._scale, first._scale)
+            if not same or other._squeeze != first._squeeze or other.class_labels != first.class_labels:
+                raise ConfigurationError(
+                    "Cannot join predictions with different units, shapes or class labels: "
+                    "join predictions of the same model."
+                )
+        return first._with(Mixture.concatenate([p.mixture for p in predictions]), None)
+
+    def _with(self, mixture: Mixture, covariance: Tensor | None) -> "Prediction":
+        units = {"loc": self._loc, "scale": self._scale} if mixture.scalable else {}
+        return Prediction(
+            mixture, **units, squeeze=self._squeeze, class_labels=self.class_labels, covariance=covariance
+        )
+
+    @property
+    def kind(self) -> str:
+        """`"regression"`, `"binary"`, `"classes"` or `"counts"`."""
+        return self.mixture.kind
+
+    @property
+    def n_draws(self) -> int:
+        """Number of draws of the function in the mixture."""
+        return self.mixture.n_draws
+
+    @property
+    def n_components(self) -> int:
+        """Number of components of the mixture for one target: draws times quadrature nodes."""
+        return self.mixture.n_draws * self.mixture.n_nodes
+
+    # ---- moments
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, epistemic and aleatoric variance, `[N, P]`, by the law of total variance."""
+        if self.kind == "classes":
+            raise self._senseless("mean and variance")
+        parts = []
+        for index in self.mixture.slices():
+            rows = self.mixture.rows(index)
+            given = rows.moments()  # [S, N, P] each
+            mean = rows.over_draws(given.mean)
+            epistemic = rows.over_draws(given.latent_variance + (given.mean - mean).square())
+            parts.append((mean, epistemic, rows.over_draws(given.noise_variance)))
+        mean, epistemic, aleatoric = (torch.cat(piece) for piece in zip(*parts, strict=True))
+        square = self._scale.square()
+        return self._loc + self._scale * mean, square * epistemic, square * aleatoric
+
+    @property
+    def mean(self) -> Tensor:
+        """Predictive mean (for yes-or-no, the probability of one; NaN for Student's t with df <= 1)."""
+        return self._out(self._moments[0])
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of `E[y | f]` over the posterior of the function: what more data would reduce."""
+        return self._out(self._moments[1])
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Mean of `Var[y | f]`: the noise (infinite for Student's t with df <= 2)."""
+        return self._out(self._moments[2])
+
+    @property
+    def variance(self) -> Tensor:
+        """Predictive variance, `epistemic + aleatoric`."""
+        return self._out(self._moments[1] + self._moments[2])
+
+    @property
+    def std(self) -> Tensor:
+        """Predictive standard deviation."""
+        return self.variance.sqrt()
+
+    @property
+    def covariance(self) -> Float[Tensor, "p n n"]:
+        """Covariance of the function's rows for each target; its diagonal is `epistemic`."""
+        if self._covariance is None:
+            raise ConfigurationError(
+                "This prediction has no covariances between rows. Call predict(x, joint=True) for them."
+            )
+        return self._covariance * self._scale.square()[:, None, None]
+
+    # ---- distribution
+
+    def log_prob(self, y: Tensor) -> Float[Tensor, " n"]:
+        """Log predictive density (or probability) of each row, jointly over its targets, in user units."""
+        n_targets = self.mixture.n_targets
+        y = self.mixture.check_targets(torch.as_tensor(y, device=self.mixture.device), n_targets)
+        if len(y) != len(self):
+            raise ShapeError(f"Expected targets of {len(self)} rows, got {len(y)}.")
+        if self.kind != "classes":
+            y = (y.to(self._loc.dtype) - self._loc) / self._scale
+        parts = []
+        for index in self.mixture.slices():
+            rows = self.mixture.rows(index)
+            parts.append(torch.logsumexp(rows.log_weights[:, None] + rows.draw_log_prob(y[index]), 0))
+        return torch.cat(parts) - (self._scale.log().sum() if self.mixture.scalable else 0.0)
+
+    def cdf(self, y: float | Tensor) -> Tensor:
+        """`P(target <= y)` of each target; `y` is a number, `[N]` for a single target, or `[N, P]`."""
+        mixture = self._ordered("cdf")
+        values = torch.as_tensor(y, dtype=mixture.dtype, device=mixture.device)
+        size = (len(self), mixture.n_targets)
+        if values.ndim == 1 and size[1] == 1:
+            values = values[:, None]
+        if values.ndim != 0 and values.shape != size:
+            raise ShapeError(f"Expected a number or values of shape {list(size)}, got {list(values.shape)}.")
+        z = ((values - self._loc) / self._scale).expand(size)
+        parts = []
+        for index in mixture.slices():
+            rows = mixture.rows(index)
+            parts.append(rows.cdf(z[index]))
+        return self._out(torch.cat(parts))
+
+    def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
+        """Quantiles of each target, `[N, P]`, or `[len(q), N, P]` for several levels.
+
+        Of counts, the smallest whose distribution function reaches `q`.
+        """
+        mixture = self._ordered("quantile")
+        given = torch.as_tensor(q, dtype=torch.float64)
+        levels: list[float] = given.reshape(-1).tolist()
+        if not levels or not all(0.0 < level < 1.0 for level in levels):
+            raise ConfigurationError(f"Quantile levels must lie strictly between 0 and 1, got {q}.")
+        parts = []
+        for index in mixture.slices():
+            rows = mixture.rows(index)
+            parts.append(torch.stack([rows.quantile(level) for level in levels]))
+        quantiles = self._out(self._loc + self._scale * torch.cat(parts, 1))
+        return quantiles[0] if given.ndim == 0 else quantiles
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Lower and upper end of the central interval: `(1 - level) / 2` of the mass lies on either side."""
+        if not 0.0 < level < 1.0:
+            raise ConfigurationError(f"The level of an interval must lie strictly between 0 and 1, got {level}.")
+        lower, upper = self.quantile([0.5 - 0.5 * level, 0.5 + 0.5 * level])
+        return lower, upper
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """`[n, N, P]` targets (`[n, N]` classes); each of the n sets comes from one draw of the function."""
+        weights = self.mixture.log_weights.exp()
+        draws = torch.multinomial(weights, n, replacement=True, generator=generator)
+        values = self.mixture.sample(draws, generator)
+        return values if self.kind == "classes" else self._out(self._loc + self._scale * values)
+
+    # ---- classes
+
+    @cached_property
+    def _class_summaries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities, their entropy, and the expected entropy given the function."""
+        mixture = self.mixture
+        if isinstance(mixture, BernoulliMixture):
+            log_weights = mixture.log_weights[:, None, None]
+            one, zero = (torch.logsumexp(log_weights + p, 0) for p in (mixture.log_one, mixture.log_zero))
+            return one.exp(), binary_entropy(one, zero), mixture.over_draws(mixture.entropy)
+        if isinstance(mixture, CategoricalMixture):
+            probs = torch.logsumexp(mixture.log_weights[:, None, None] + mixture.log_probs, 0).exp()
+            return probs, torch.special.entr(probs).sum(-1), mixture.over_draws(mixture.entropy)
+        raise self._senseless("probs, mode and entropy")
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities `[N, C]`; for yes-or-no the probability of one, `[N, P]` or `[N]`."""
+        return self._out(self._class_summaries[0])
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable class, `[N]`; for yes-or-no 0 or 1, `[N, P]` or `[N]`."""
+        probs = self.probs
+        return probs.argmax(-1) if self.kind == "classes" else (probs > 0.5).long()
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The most probable class by its name."""
+        if self.class_labels is None:
+            raise ConfigurationError("This prediction has no class_labels; use .mode for class numbers.")
+        names: NDArray[Any] = np.asarray(self.class_labels)[self.mode.cpu().numpy()]
+        return names
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the class probabilities, in nats."""
+        return self._out(self._class_summaries[1])
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Between class and function, in nats: `entropy` less the mean entropy given the function."""
+        return self._out(self._class_summaries[1] - self._class_summaries[2])
+
+    # ---- convenience
+
+    def numpy(self) -> dict[str, NDArray[Any]]:
+        """The main summaries as arrays, by name."""
+        if self.kind == "classes":
+            names = ["probs", "mode", "entropy", "mutual_information"]
+        elif self.kind == "binary":
+            names = ["probs", "mode", "entropy", "mutual_information", "epistemic", "aleatoric"]
+        else:
+            names = ["mean", "std", "epistemic", "aleatoric"]
+        return {name: getattr(self, name).cpu().numpy() for name in names}
+
+    def __repr__(self) -> str:
+        width = "classes" if self.kind == "classes" else "targets"
+        size = "" if self._squeeze and self.kind != "classes" else f", {self.mixture.n_targets} {width}"
+        draws = "1 draw" if self.n_draws == 1 else f"{self.n_draws} draws"
+        names = _INSTEAD[self.kind].replace(" or", ",").replace(", ", " .")
+        return f"Prediction({self.kind}, {len(self)} rows{size}, {draws}; .{names})"
+
+    # ---- helpers
+
+    def _out(self, values: Tensor) -> Tensor:
+        """`[..., N, P]` as the user sees it."""
+        return values.squeeze(-1) if self._squeeze and self.kind != "classes" else values
+
+    def _ordered(self, name: str) -> ContinuousMixture | PoissonMixture:
+        if not isinstance(self.mixture, ContinuousMixture | PoissonMixture):
+            raise self._senseless(name)
+        return self.mixture
+
+    def _senseless(self, name: str) -> ConfigurationError:
+        return ConfigurationError(f"A prediction of {self.kind} has no {name}. Use {_INSTEAD[self.kind]}.")
+
+    def _per_target(self, value: float | Tensor, name: str) -> Tensor:
+        """A number or `[P]` as `[P]`, in the dtype of the mixture."""
+        mixture = self.mixture
+        tensor = torch.as_tensor(value, dtype=mixture.dtype, device=mixture.device).detach()
+        if tensor.ndim > 1 or tensor.numel() not in (1, mixture.n_targets):
+            raise ShapeError(f"{name} must be a number or {mixture.n_targets} numbers, got shape {list(tensor.shape)}.")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ConfigurationError(f"{name} must be finite, got {tensor.tolist()}.")
+        return tensor.expand(mixture.n_targets)

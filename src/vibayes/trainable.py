@@ -1,0 +1,178 @@
+"""What every model has in common: a likelihood, units, checked data, and a bound to maximise."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vibayes import linalg
+from vibayes.bound import Bound, Elbo
+from vibayes.data import Units, as_rows, as_tensor, as_weights
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.likelihoods import Likelihood, Mixture
+from vibayes.parameters import log_prior
+from vibayes.prediction import Prediction
+
+__all__ = ["Batch", "TrainableModel"]
+
+
+class Batch(NamedTuple):
+    """Data rows in the model's units, dtype and device."""
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor | None = None
+
+
+class TrainableModel(nn.Module, ABC):
+    """A model that `fit` can train: `forward` is its bound on prepared data.
+
+    Attributes:
+        likelihood: the distribution of targets given function values.
+        units: the map between user units and the model's.
+        jitter: relative jitter of factorizations, a tensor so that it can differ between replicas.
+        ready: whether `initialize` has been called.
+        optimizer: the optimizer `fit` takes unless told otherwise.
+    """
+
+    jitter: Tensor
+    ready: Tensor
+    target_axes: Tensor
+    optimizer = "adam"
+
+    def __init__(self, likelihood: Likelihood, standardize: str | None = None) -> None:
+        super().__init__()
+        if not isinstance(likelihood, Likelihood):
+            raise ConfigurationError(
+                f"likelihood must be a likelihood such as Gaussian(), got {type(likelihood).__name__}."
+            )
+        self.likelihood = likelihood
+        self.units = Units(standardize)
+        if self.units.of_targets and not likelihood.scalable:
+            raise ConfigurationError(
+                f"Targets of {type(likelihood).__name__} have no units and cannot be standardised; "
+                'use standardize="inputs" or None.'
+            )
+        self.register_buffer("ready", torch.tensor(False))
+        # 2 when targets were given as [N, P]: predictions come back in the same form
+        self.register_buffer("target_axes", torch.tensor(1))
+        self.row_shape: tuple[int, ...] | None = None
+
+    def _finish(self) -> None:
+        """Check dtypes once all parameters exist, and set the jitter that the dtype needs."""
+        by_dtype = {p.dtype: name for name, p in self.named_parameters() if p.is_floating_point()}
+        if len(by_dtype) > 1:
+            found = ", ".join(f"{name} is {dtype}" for dtype, name in by_dtype.items())
+            raise ConfigurationError(f"All parameters of a model need one dtype; {found}. Use model.double() on parts.")
+        dtype = next(iter(by_dtype), torch.get_default_dtype())
+        self.register_buffer("jitter", torch.tensor(linalg.default_jitter(dtype), dtype=dtype))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of parameters, to which data are cast."""
+        return self.jitter.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of parameters, to which data are moved."""
+        return self.jitter.device
+
+    @property
+    def draws_differ(self) -> bool:
+        """Whether the bound is a Monte Carlo mean over draws; False where everything is closed-form."""
+        return False
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None = None,
+        *,
+        scale: float | Tensor = 1.0,
+        n_samples: int = 1,
+        noise: Mapping[str, Tensor] | None = None,
+    ) -> Bound:
+        """The terms of the bound on prepared data; `scale` is `n_data / batch rows`."""
+
+    @abstractmethod
+    def _start(self, batch: Batch) -> None:
+        """Set data-dependent starting values from prepared training data."""
+
+    def prepare_inputs(self, x: Any, what: str = "x") -> Tensor:
+        """Inputs checked, cast and in the model's units."""
+        rows = as_rows(x, what, shape=self.row_shape, dtype=self.dtype, device=self.device)
+        return self.units.inputs(rows)
+
+    def _check(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        rows = as_rows(x, "x", shape=self.row_shape, dtype=self.dtype, device=self.device)
+        targets = as_tensor(y, "y", device=self.device)
+        if targets.ndim == 0 or targets.shape[0] != rows.shape[0]:
+            raise ShapeError(
+                f"x has {rows.shape[0]} rows but y has {targets.shape[0] if targets.ndim else 'no'} entries; "
+                "both must describe the same observations."
+            )
+        targets = self.likelihood.check_targets(targets)
+        return rows, targets.to(self.dtype) if targets.is_floating_point() else targets
+
+    def prepare(self, x: Any, y: Any, weights: Any = None) -> Batch:
+        """Training data checked, cast and in the model's units."""
+        rows, targets = self._check(x, y)
+        checked = None if weights is None else as_weights(weights, len(rows), dtype=self.dtype, device=self.device)
+        return Batch(self.units.inputs(rows), self.units.targets(targets), checked)
+
+    def initialize(self, x: Any, y: Any) -> None:
+        """Take everything that depends on the data before training starts: units and starting values.
+
+        `fit` calls this when nobody did. Calling it again starts over from the given data.
+        """
+        rows, targets = self._check(x, y)
+        self.row_shape = tuple(rows.shape[1:])
+        self.target_axes.fill_(2 if as_tensor(y, "y").ndim == 2 else 1)
+        self.units.learn(rows, targets)
+        self._start(Batch(self.units.inputs(rows), self.units.targets(targets)))
+        self.ready.fill_(True)
+
+    def elbo(self, x: Any, y: Any, n_samples: int = 10, n_data: int | None = None, kl_weight: float = 1.0) -> Elbo:
+        """The evidence lower bound for these data, differentiable.
+
+        Args:
+            x: inputs `[N, ...]`.
+            y: targets `[N]` or `[N, P]`.
+            n_samples: how many draws.
+            n_data: size of the whole data set when `(x, y)` is a minibatch of it.
+            kl_weight: weight of the KL in `Elbo.objective`; `Elbo.value` always has weight one.
+        """
+        if n_samples < 1:
+            raise ConfigurationError(f"n_samples must be at least 1, got {n_samples}.")
+        batch = self.prepare(x, y)
+        total = n_data if n_data is not None else len(batch.x)
+        bound = self(batch.x, batch.y, scale=total / len(batch.x), n_samples=n_samples)
+        return Elbo.of(
+            bound,
+            n_data=total,
+            log_jacobian=self.units.log_jacobian(),
+            kl_weight=kl_weight,
+            exact=not self.draws_differ,
+        )
+
+    def log_prior(self) -> Tensor:
+        """Sum of the log-priors of all hyperparameters."""
+        return self.jitter.new_zeros(()) + log_prior(self)
+
+    def _squeezes(self, n_targets: int) -> bool:
+        """Whether one target column is given back as `[N]`, as it came in."""
+        return n_targets == 1 and int(self.target_axes) == 1
+
+    def _prediction(self, mixture: Mixture, covariance: Tensor | None = None) -> Prediction:
+        """A `Prediction` in user units."""
+        scaled = self.units.of_targets
+        return Prediction(
+            mixture,
+            loc=self.units.y_mean if scaled else None,
+            scale=self.units.y_scale if scaled else None,
+            squeeze=int(self.target_axes) == 1,
+            covariance=covariance,
+        )

@@ -1,0 +1,198 @@
+"""Where training batches come from: tensors in memory, a `Dataset`, or a `DataLoader`.
+
+The batch of a step is a function of the seed and the step alone, so that a resumed run sees the same batches.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from vibayes.errors import ConfigurationError, DataError
+from vibayes.trainable import Batch, TrainableModel
+
+__all__ = ["Batches", "as_batches"]
+
+# How many rows of a streamed data set the data-dependent starts are taken from.
+_START_ROWS = 20_000
+
+
+class Batches(ABC):
+    """A source of training batches.
+
+    Attributes:
+        n_data: how many rows there are in all.
+        batch_size: how many rows a batch has.
+    """
+
+    n_data: int
+    batch_size: int
+
+    @abstractmethod
+    def start(self) -> tuple[Any, Any]:
+        """Rows and targets, in user units, for the model's data-dependent starts."""
+
+    @abstractmethod
+    def begin(self, model: TrainableModel) -> None:
+        """Get ready once the model knows its units."""
+
+    @abstractmethod
+    def at(self, step: int) -> Batch:
+        """The batch of a step, counted from 0."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A fingerprint of the data, to recognise a checkpoint's."""
+
+
+def permutation(n: int, seed: int, epoch: int) -> Tensor:
+    """The order of rows in one epoch."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(n, generator=generator)
+
+
+class _Order:
+    """Row indices of each step: epochs of shuffled rows laid end to end and cut into batches of equal size."""
+
+    def __init__(self, n: int, batch_size: int, seed: int) -> None:
+        self.n, self.batch_size, self.seed = n, batch_size, seed
+        self._epochs: dict[int, Tensor] = {}
+
+    def at(self, step: int) -> Tensor:
+        first, last = step * self.batch_size, (step + 1) * self.batch_size - 1
+        epochs = range(first // self.n, last // self.n + 1)
+        kept = self._epochs
+        self._epochs = {e: kept[e] if e in kept else permutation(self.n, self.seed, e) for e in epochs}
+        rows = torch.cat([self._epochs[e] for e in epochs])
+        offset = first - epochs[0] * self.n
+        return rows[offset : offset + self.batch_size]
+
+
+class _InMemory(Batches):
+    """Rows that stay on the model's device; the whole set is one batch unless told otherwise."""
+
+    def __init__(self, x: Any, y: Any, weights: Any, batch_size: int | None, seed: int) -> None:
+        self.raw = (x, y, weights)
+        self._batch_size, self._seed = batch_size, seed
+
+    def start(self) -> tuple[Any, Any]:
+        return self.raw[0], self.raw[1]
+
+    def begin(self, model: TrainableModel) -> None:
+        self.data = model.prepare(*self.raw)
+        self.n_data = len(self.data.x)
+        self.batch_size = min(self._batch_size or self.n_data, self.n_data)
+        self._order = _Order(self.n_data, self.batch_size, self._seed)
+
+    def at(self, step: int) -> Batch:
+        if self.batch_size == self.n_data:
+            return self.data
+        rows = self._order.at(step).to(self.data.x.device)
+        weights = None if self.data.weights is None else self.data.weights[rows]
+        return Batch(self.data.x[rows], self.data.y[rows], weights)
+
+    def digest(self) -> str:
+        found = hashlib.sha256()
+        for tensor in self.data:
+            if tensor is not None:
+                found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()[:16]
+
+
+class _FromDataset(Batches):
+    """A map-style `Dataset` of `(x, y)` or `(x, y, weight)` items, read batch by batch."""
+
+    def __init__(self, dataset: Dataset[Any], batch_size: int | None, seed: int) -> None:
+        if not isinstance(dataset, Sized) or len(dataset) == 0:
+            raise DataError("The Dataset must have a length and at least one item.")
+        self.dataset, self.n_data = dataset, len(dataset)
+        self.batch_size = min(batch_size or 1000, self.n_data)
+        self._order, self._seed = _Order(self.n_data, self.batch_size, seed), seed
+
+    def _rows(self, indices: Tensor) -> tuple[Any, ...]:
+        return tuple(default_collate([self.dataset[int(i)] for i in indices]))
+
+    def start(self) -> tuple[Any, Any]:
+        rows = self._rows(permutation(self.n_data, self._seed, 0)[:_START_ROWS])
+        return rows[0], rows[1]
+
+    def begin(self, model: TrainableModel) -> None:
+        self._model = model
+
+    def at(self, step: int) -> Batch:
+        return self._model.prepare(*self._rows(self._order.at(step)))
+
+    def digest(self) -> str:
+        return f"dataset of {self.n_data}"
+
+
+class _FromLoader(Batches):
+    """A `DataLoader`, epoch after epoch, with its own batch size and order."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        dataset = loader.dataset
+        if not isinstance(dataset, Sized) or len(loader) == 0:
+            raise DataError(
+                "The DataLoader's dataset must have a length: the bound needs the number of rows. "
+                "Wrap a stream in a Dataset with __len__."
+            )
+        if loader.batch_size is None:
+            raise ConfigurationError("The DataLoader must have a batch_size.")
+        self.loader, self.n_data, self._seed = loader, len(dataset), seed
+        self.batch_size = min(loader.batch_size, self.n_data)
+        self._epoch, self._position = -1, 0
+        self._iterator: Iterator[Any] = iter(())
+
+    def start(self) -> tuple[Any, Any]:
+        parts: list[tuple[Any, ...]] = []
+        for part in self._seeded(0):
+            parts.append(tuple(part))
+            if sum(len(p[0]) for p in parts) >= _START_ROWS:
+                break
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+    def begin(self, model: TrainableModel) -> None:
+        self._model = model
+
+    def _seeded(self, epoch: int) -> Iterator[Any]:
+        # The loader takes its order from torch's generator when its first batch is asked for.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed * 1_000_003 + epoch)
+            iterator = iter(self.loader)
+            first = next(iterator)
+        yield first
+        yield from iterator
+
+    def at(self, step: int) -> Batch:
+        epoch, position = divmod(step, len(self.loader))
+        if epoch != self._epoch or position < self._position:
+            self._epoch, self._position, self._iterator = epoch, 0, self._seeded(epoch)
+        for _ in range(self._position, position):
+            next(self._iterator)
+        self._position = position + 1
+        return self._model.prepare(*next(self._iterator))
+
+    def digest(self) -> str:
+        return f"loader over {self.n_data}"
+
+
+def as_batches(data: Any, batch_size: int | None, seed: int) -> Batches:
+    """A source of batches from `(x, y)`, `(x, y, weights)`, a `Dataset` or a `DataLoader`."""
+    if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
+        raise ConfigurationError(f"batch_size must be a positive whole number, got {batch_size!r}.")
+    if isinstance(data, DataLoader):
+        if batch_size is not None and batch_size != data.batch_size:
+            raise ConfigurationError(
+                f"The DataLoader has its own batch size ({data.batch_size}); leave batch_size out of fit."
+            )
+        return _FromLoader(data, seed)
+    if isinstance(data, Dataset):
+        return _FromDataset(data, batch_size, seed)
+    if isinstance(data, tuple | list) and len(data) in (2, 3):
+        x, y = data[0], data[1]
+        return _InMemory(x, y, data[2] if len(data) == 3 else None, batch_size, seed)
+    raise DataError(f"data must be (x, y), (x, y, weights), a Dataset or a DataLoader; got {type(data).__name__}.")

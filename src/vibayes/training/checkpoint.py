@@ -1,0 +1,95 @@
+"""Checkpoints: the whole state of a run in one file that is either complete or not there.
+
+A checkpoint is a safetensors file. Tensors lie in its body; everything else, and the shape of the nest they came
+from, is JSON in its header. Loading runs no code from the file.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vibayes.errors import DataError
+
+__all__ = ["load_state", "save_state"]
+
+_FORMAT = "vibayes-state-1"
+
+
+def save_state(path: str | os.PathLike[str], state: Any) -> None:
+    """Write a nest of dicts, lists, tensors, numbers, strings and None, atomically.
+
+    >>> import tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "state"
+    >>> save_state(file, {"a": [torch.ones(2), 3], "b": None})
+    >>> load_state(file)
+    {'a': [tensor([1., 1.]), 3], 'b': None}
+    """
+    tensors: dict[str, Tensor] = {}
+    nest = _pack(state, tensors)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file(tensors, str(aside), metadata={"format": _FORMAT, "nest": json.dumps(nest)})
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_state(path: str | os.PathLike[str]) -> Any:
+    """Read what `save_state` wrote; a file that is damaged or something else raises `DataError`."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise DataError(
+                    f"{path} is not a vibayes checkpoint of this format ({_FORMAT}); it says "
+                    f"{metadata.get('format')!r}. Choose another path, or delete it to start over."
+                )
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            nest = json.loads(metadata["nest"])
+        return _unpack(nest, tensors)
+    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+        raise DataError(
+            f"The checkpoint {path} cannot be read ({error}). It is damaged or not a checkpoint; "
+            "delete it to start over."
+        ) from error
+
+
+def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        key = str(len(tensors))
+        tensors[key] = value.detach().cpu().clone().contiguous()  # safetensors refuses shared memory
+        return {"tensor": key}
+    if isinstance(value, dict):
+        return {"dict": [[_key(key), _pack(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        return {"list": [_pack(item, tensors) for item in value], "tuple": isinstance(value, tuple)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"A checkpoint cannot hold a {type(value).__name__}.")
+
+
+def _key(key: Any) -> Any:
+    if not isinstance(key, str | int):
+        raise TypeError(f"A checkpoint's dict keys must be text or whole numbers, got {key!r}.")
+    return key
+
+
+def _unpack(nest: Any, tensors: dict[str, Tensor]) -> Any:
+    if "tensor" in nest:
+        return tensors[nest["tensor"]]
+    if "dict" in nest:
+        return {key: _unpack(item, tensors) for key, item in nest["dict"]}
+    if "list" in nest:
+        items = [_unpack(item, tensors) for item in nest["list"]]
+        return tuple(items) if nest["tuple"] else items
+    return nest["value"]

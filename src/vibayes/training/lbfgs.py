@@ -1,0 +1,176 @@
+"""Training by L-BFGS: full batches and a bound that does not change between evaluations."""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vibayes.bound import Bound
+from vibayes.parameters import hyperparameters
+from vibayes.training.history import History
+from vibayes.training.run import MAX_TRIES, Run
+
+__all__ = ["LbfgsRun"]
+
+# How many iterations one call of torch's optimizer makes between two looks at the run.
+_CHUNK = 20
+# It has converged when so many iterations gain less than this many nats in all.
+_ENOUGH = 1e-5
+
+
+class LbfgsRun(Run):
+    """A run of L-BFGS with a strong-Wolfe line search, from one or several starts.
+
+    The noise of draws is the same in every evaluation, so that the bound is a function. An evaluation that is not
+    finite counts as a bad value, from which the line search retreats.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.noise_state = torch.get_rng_state()
+        self.first = copy.deepcopy(self.model.state_dict())
+        self.best: dict[str, Any] | None = None
+        self.restart = 0
+        self._last: Bound | None = None
+        self._worst = math.inf
+        self._new_optimizer()
+
+    def _new_optimizer(self) -> None:
+        self.optimizer = torch.optim.LBFGS(
+            self.parameters,
+            lr=1.0,
+            max_iter=_CHUNK,
+            max_eval=100 * _CHUNK,  # the line search ends on its own; only converging may cut a call short
+            history_size=20,
+            tolerance_grad=1e-8,
+            tolerance_change=1e-12,
+            line_search_fn="strong_wolfe",
+        )
+
+    @property
+    def last_step(self) -> int:
+        """How many iterations one start may take."""
+        return self.options.steps if self.options.steps is not None else self.options.max_steps
+
+    def train(self) -> None:
+        """Run every start to convergence and keep the best."""
+        good = self.state()
+        try:
+            while self.restart < self.options.restarts:
+                self.converge()
+                self.keep_best()
+                self.restart += 1
+                if self.restart < self.options.restarts:
+                    self.new_start()
+                good = self.state()
+                self.save(good)
+        except BaseException:
+            self.restore(good)
+            raise
+        assert self.best is not None
+        self.model.load_state_dict(self.best["model"])
+        self.history = History.from_dict(copy.deepcopy(self.best["history"]))
+        if self.options.restarts > 1:
+            self.history.stopped += f" (best of {self.options.restarts} starts)"
+
+    def converge(self) -> None:
+        """Iterate until the bound no longer changes or the iterations are used up."""
+        while not self.history.stopped and self.step < self.last_step:
+            before = self._value()
+            if not math.isfinite(before):
+                self.more_jitter()
+                continue
+            group = self.optimizer.param_groups[0]
+            group["max_iter"] = min(_CHUNK, self.last_step - self.step)
+            state = self.optimizer.state[self.parameters[0]]
+            done = state.get("n_iter", 0)
+            self._worst = before + 1e3 * (1.0 + abs(before))
+            self.optimizer.step(self._closure)  # type: ignore[no-untyped-call]
+            made = state.get("n_iter", 0) - done
+            self.step += max(made, 1)
+            after = self._value()
+            assert self._last is not None
+            if not math.isfinite(after):
+                self.more_jitter()
+                continue
+            self.log(self._last, 1.0)
+            gained = (before - after) * self.batches.n_data
+            if gained < _ENOUGH or made < group["max_iter"]:
+                self.history.stopped = "L-BFGS converged"
+            self.save(self.state())
+        if not self.history.stopped:
+            self.history.stopped = f"used up {self.last_step} iterations"
+
+    def _value(self) -> float:
+        """The loss per row at the current parameters."""
+        torch.set_rng_state(self.noise_state)
+        with torch.no_grad():
+            self._last = self.bound(0)
+            return -float(self._last.objective(self.options.kl_weight(self.step))) / self.batches.n_data
+
+    def _closure(self) -> Tensor:
+        torch.set_rng_state(self.noise_state)
+        self.optimizer.zero_grad(set_to_none=False)
+        loss = -self.bound(0).objective(self.options.kl_weight(self.step)) / self.batches.n_data
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if not self.finite(loss.detach()) or not all(bool(torch.isfinite(g).all()) for g in gradients):
+            for gradient in gradients:
+                gradient.zero_()
+            return loss.new_tensor(self._worst)
+        return loss.detach()
+
+    def more_jitter(self) -> None:
+        """Go back to the start of this restart with more jitter, or give up."""
+        assert self._last is not None
+        reason = self.failure(self._last)
+        self.model.load_state_dict(self.first)
+        self.tries += 1
+        if self.tries > MAX_TRIES:
+            raise self.give_up(reason)
+        self.model.jitter.mul_(10.0**self.tries)
+        self._new_optimizer()
+        self.event(f"Iteration {self.step}: {reason}; starting again with jitter {float(self.model.jitter):.1e}.")
+
+    def keep_best(self) -> None:
+        """Remember this start's end if it is the best so far."""
+        value = self._value()
+        if self.best is None or value < self.best["value"]:
+            self.best = {
+                "value": value,
+                "model": copy.deepcopy(self.model.state_dict()),
+                "history": copy.deepcopy(self.history.to_dict()),
+            }
+
+    @torch.no_grad()
+    def new_start(self) -> None:
+        """Start over from the first state with hyperparameters moved by standard normal noise."""
+        self.model.load_state_dict(self.first)
+        generator = torch.Generator().manual_seed(self.restart)
+        for _, hyperparameter in hyperparameters(self.model):
+            if hyperparameter.raw.requires_grad:
+                noise = torch.randn(hyperparameter.raw.shape, generator=generator, dtype=self.model.dtype)
+                hyperparameter.raw.add_(noise.to(hyperparameter.raw.device))
+        self.step, self.history = 0, History(n_data=self.batches.n_data, events=self.history.events)
+        self._new_optimizer()
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        mine = {
+            "optimizer": self.optimizer.state_dict(),
+            "noise_state": self.noise_state,
+            "first": self.first,
+            "best": self.best,
+            "restart": self.restart,
+        }
+        return copy.deepcopy({**super().state(), **mine})
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a state that `state` gave."""
+        super().restore(state)
+        self._new_optimizer()
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.noise_state, self.first = state["noise_state"], state["first"]
+        self.best, self.restart = state["best"], state["restart"]

@@ -1,0 +1,60 @@
+"""Schedules: numbers that change with the step, for learning rates and KL weights."""
+
+from collections.abc import Callable, Sequence
+
+from vibayes.errors import ConfigurationError
+
+__all__ = ["Schedule", "as_schedule", "constant", "linear", "piecewise", "staircase"]
+
+Schedule = Callable[[int], float]
+
+
+def constant(value: float) -> Schedule:
+    """The same value at every step.
+
+    >>> constant(0.5)(100)
+    0.5
+    """
+    return lambda step: value
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """From `start` to `end` over `steps` steps, then `end`.
+
+    >>> [linear(0.0, 1.0, 4)(step) for step in (0, 2, 4, 9)]
+    [0.0, 0.5, 1.0, 1.0]
+    """
+    if steps < 1:
+        raise ConfigurationError(f"A linear schedule needs at least one step, got {steps}.")
+    return lambda step: end if step >= steps else start + (end - start) * step / steps
+
+
+def piecewise(milestones: Sequence[int], values: Sequence[float]) -> Schedule:
+    """`values[k]` from milestone `k-1` up to milestone `k` (exclusive).
+
+    >>> [piecewise([10, 20], [1.0, 0.1, 0.01])(step) for step in (0, 10, 25)]
+    [1.0, 0.1, 0.01]
+    """
+    if len(values) != len(milestones) + 1 or list(milestones) != sorted(milestones):
+        raise ConfigurationError(
+            f"piecewise needs rising milestones and one value more than milestones; "
+            f"got milestones {list(milestones)} and {len(values)} values."
+        )
+    return lambda step: values[sum(step >= m for m in milestones)]
+
+
+def staircase(start: float, rise: float, every: int, end: float) -> Schedule:
+    """From `start`, `rise` more after every `every` steps, until `end`.
+
+    >>> [round(staircase(0.0, 0.1, 10, 1.0)(step), 1) for step in (0, 10, 25, 500)]
+    [0.0, 0.1, 0.2, 1.0]
+    """
+    if every < 1 or rise == 0:
+        raise ConfigurationError(f"staircase needs every >= 1 and a rise, got every={every}, rise={rise}.")
+    bound = min if rise > 0 else max
+    return lambda step: bound(end, start + rise * (step // every))
+
+
+def as_schedule(value: "float | Schedule") -> Schedule:
+    """A schedule from a number or a schedule."""
+    return value if callable(value) else constant(float(value))

@@ -1,0 +1,167 @@
+"""How kernels are put together: arguments, combinations, errors."""
+
+import pytest
+import torch
+from torch.distributions import LogNormal
+
+from vibayes import kernels
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.kernels import (
+    ActiveDimensions,
+    ArcCosine,
+    Constant,
+    LinearKernel,
+    Matern32,
+    Periodic,
+    Polynomial,
+    Product,
+    RationalQuadratic,
+    Scaled,
+    SquaredExponential,
+    Sum,
+    White,
+)
+from vibayes.parameters import Positive, hyperparameters, log_prior
+
+
+def test_all_names_are_exported() -> None:
+    assert all(hasattr(kernels, name) for name in kernels.__all__)
+
+
+def test_arguments_become_positive_modules() -> None:
+    shared = Positive(0.3, prior=LogNormal(0.0, 1.0))
+    kernel = RationalQuadratic(2, lengthscale=shared, alpha=torch.tensor(2.0), variance=3)
+    assert kernel.lengthscale is shared
+    assert dict(hyperparameters(kernel)).keys() == {"lengthscale", "variance", "alpha"}
+    assert kernel.variance.value.item() == pytest.approx(3.0)
+    assert log_prior(kernel) == shared.log_prior()
+    kernel.lengthscale.fix(0.5)
+    assert kernel.lengthscale.value.item() == pytest.approx(0.5)
+
+
+def test_lengthscale_shapes() -> None:
+    assert SquaredExponential(3).lengthscale.value.shape == ()
+    assert SquaredExponential(3, ard=True, lengthscale=0.5).lengthscale.value.tolist() == [0.5] * 3
+    with pytest.raises(ShapeError, match="ard=True"):
+        SquaredExponential(3, lengthscale=torch.ones(3))
+    with pytest.raises(ShapeError, match="shape"):
+        SquaredExponential(3, ard=True, lengthscale=torch.ones(2))
+    with pytest.raises(ConfigurationError, match="positive"):
+        SquaredExponential(3, lengthscale=-1.0)
+
+
+@pytest.mark.parametrize("error", [ConfigurationError, TypeError])
+def test_unknown_argument(error: type[Exception]) -> None:
+    expected = (
+        r"SquaredExponential has no argument 'lengthscales'. Did you mean lengthscale\? "
+        r"Its arguments are in_features, ard, lengthscale, variance\."
+    )
+    with pytest.raises(error, match=expected):
+        SquaredExponential(1, lengthscales=2.0)  # type: ignore[call-arg]
+
+
+def test_unknown_argument_without_a_near_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"no argument 'zzz'\. Its arguments are in_features, period"):
+        Periodic(1, zzz=2.0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("width", [0, -1, 1.5, True, "3"])
+def test_bad_widths(width: object) -> None:
+    with pytest.raises(ConfigurationError, match="in_features"):
+        SquaredExponential(width)  # type: ignore[arg-type]
+
+
+def test_bad_orders_and_degrees() -> None:
+    with pytest.raises(ConfigurationError, match="order must be 0"):
+        ArcCosine(2, order=2)
+    for degree in (0, 1.5):
+        with pytest.raises(ConfigurationError, match="degree"):
+            Polynomial(2, degree)  # type: ignore[arg-type]
+
+
+def test_operators_flatten() -> None:
+    a, b, c = SquaredExponential(2), LinearKernel(2), White(2)
+    total = a + b + c
+    assert isinstance(total, Sum)
+    assert total.kernels == (a, b, c)
+    product = a * (b * c)
+    assert isinstance(product, Product)
+    assert product.kernels == (a, b, c)
+    assert (a * b + c).kernels[0].kernels == (a, b)  # type: ignore[attr-defined]
+    x = torch.randn(4, 2)
+    torch.testing.assert_close(total(x), a(x) + b(x) + c(x))
+    torch.testing.assert_close(product(x), a(x) * b(x) * c(x))
+    torch.testing.assert_close(product.diag(x), a.diag(x) * b.diag(x) * c.diag(x))
+
+
+def test_scaling() -> None:
+    kernel = 2.0 * LinearKernel(2)
+    assert isinstance(kernel, Scaled)
+    x = torch.randn(4, 2)
+    torch.testing.assert_close(kernel(x), 2.0 * kernel.kernel(x))
+    torch.testing.assert_close((LinearKernel(2) * 3)(x), 3.0 * LinearKernel(2)(x))
+    assert kernel.variance.raw.requires_grad
+    with pytest.raises(ConfigurationError, match="positive"):
+        -1.0 * LinearKernel(2)
+    with pytest.raises(ConfigurationError, match="multiplied by a number"):
+        LinearKernel(2) * "two"  # type: ignore[operator]
+
+
+def test_a_kernel_in_two_places_is_shared() -> None:
+    a = SquaredExponential(1)
+    both = Sum(a, Product(a, LinearKernel(1)))
+    assert len(list(both.parameters())) == 3
+
+
+def test_bad_combinations() -> None:
+    with pytest.raises(ConfigurationError, match=r"same rows, got in_features \[1, 2\]"):
+        SquaredExponential(1) + SquaredExponential(2)
+    with pytest.raises(ConfigurationError, match=r"same rows"):
+        SquaredExponential(1) * SquaredExponential(2)
+    with pytest.raises(ConfigurationError, match=r"Sum combines kernels, got 1\.0"):
+        SquaredExponential(1) + 1.0  # type: ignore[operator]
+    with pytest.raises(ConfigurationError, match="at least one"):
+        Sum()
+
+
+def test_depends_on() -> None:
+    distance, inner, inputs = Matern32(2), LinearKernel(2), SquaredExponential(2, ard=True)
+    assert (distance + White(2) + Constant(2)).depends_on == "distance"
+    assert (inner * inner).depends_on == "inner_product"
+    assert (inner + White(2)).depends_on == "inner_product"
+    assert (distance * inner).depends_on == "inner_product"
+    assert (distance + inputs).depends_on == "inputs"
+    assert (2.0 * (inner + inputs)).depends_on == "inputs"
+    assert (2.0 * distance).depends_on == "distance"
+    assert Periodic(2).depends_on == "inputs"
+    assert ActiveDimensions(distance, [1, 0], 2).depends_on == "distance"
+    assert ActiveDimensions(distance, [1, 0], 3).depends_on == "inputs"
+
+
+def test_active_dimensions() -> None:
+    inner = SquaredExponential(2, ard=True, lengthscale=torch.tensor([0.5, 2.0]))
+    kernel = ActiveDimensions(inner, (2, 0), in_features=3)
+    x, z = torch.randn(4, 3), torch.randn(5, 3)
+    torch.testing.assert_close(kernel(x, z), inner(x[:, [2, 0]], z[:, [2, 0]]))
+    assert list(kernel.state_dict()) == ["kernel.lengthscale.raw", "kernel.variance.raw"]
+    for dimensions, message in (
+        ([0, -1], "from 0 to 2"),
+        ([0, 3], "from 0 to 2"),
+        ([0, 1.0], "whole numbers"),
+        ([1, 1], "must differ"),
+        ([0], "in_features=2, but 1 dimensions"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            ActiveDimensions(inner, dimensions, in_features=3)  # type: ignore[arg-type]
+
+
+def test_white_sees_rows_and_not_locations() -> None:
+    kernel = White(2, variance=0.3)
+    x = torch.zeros(3, 2)
+    torch.testing.assert_close(kernel(x), 0.3 * torch.eye(3))
+    assert torch.equal(kernel(x, x), torch.zeros(3, 3))
+
+
+def test_printing() -> None:
+    assert "Positive(0.3)" in repr(SquaredExponential(2, lengthscale=0.3))
+    assert "dimensions=[1]" in repr(ActiveDimensions(LinearKernel(1), [1], 2))

@@ -1,0 +1,230 @@
+"""Identity 18: a run killed at any step and resumed ends in the same parameters, bit for bit, on CPU."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import vibayes as vb
+from vibayes.training.checkpoint import load_state, save_state
+
+SCRIPT = """
+import sys, torch, vibayes as vb
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x = torch.randn(60, 2)
+y = (x[:, 0].sin() > 0).long() + (x[:, 1] > 0.5).long()
+gp = vb.GP(3, kernel=vb.SquaredExponential(2, ard=True), posterior=vb.LocalInducing(8))
+model = vb.Model(gp, vb.Categorical(), standardize="inputs")
+checkpoint = sys.argv[2] if len(sys.argv) > 2 else None
+vb.fit(model, (x, y), steps=1500, batch_size=16, log_every=10, progress=False,
+       checkpoint=checkpoint, checkpoint_seconds=0.0)
+torch.save(model.state_dict(), sys.argv[1])
+"""
+
+
+def run(script: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, str(script), *arguments])
+
+
+def test_killed_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    whole, resumed, checkpoint = tmp_path / "whole.pt", tmp_path / "resumed.pt", tmp_path / "state"
+    undisturbed = run(script, str(whole))
+    kills = 0
+    steps_seen = []
+    while not resumed.exists():
+        process = run(script, str(resumed), str(checkpoint))
+        if kills < 3:
+            before = load_state(checkpoint)["run"]["step"] if checkpoint.exists() else 0
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and process.poll() is None:
+                if checkpoint.exists() and load_state(checkpoint)["run"]["step"] > before + 100 * (kills + 1):
+                    break
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+            steps_seen.append(load_state(checkpoint)["run"]["step"])
+            kills += 1
+        assert process.wait(120) in (0, -signal.SIGKILL)
+    assert undisturbed.wait(120) == 0
+    assert 0 < steps_seen[0] < 1500  # it really was killed on the way
+    expected, found = torch.load(whole), torch.load(resumed)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
+
+
+class Stop(Exception):
+    """Stands for a kill inside one process."""
+
+
+def model_and_data() -> tuple[vb.Model, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(1)
+    x = torch.randn(40, 1)
+    gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(6))
+    return vb.Model(gp, vb.Gaussian(0.1)), (x, x[:, 0].sin())
+
+
+def stopping_at(step: int) -> vb.schedules.Schedule:
+    def weight(now: int) -> float:
+        if now == step:
+            raise Stop
+        return 1.0
+
+    return weight
+
+
+@pytest.mark.parametrize("stop", [1, 37, 120])
+def test_every_interruption_point_resumes_exactly(tmp_path: Path, stop: int) -> None:
+    whole, data = model_and_data()
+    vb.fit(whole, data, steps=150, batch_size=7, log_every=10, progress=False)
+    part, data = model_and_data()
+    file = tmp_path / "state"
+    with pytest.raises(Stop):
+        vb.fit(
+            part,
+            data,
+            steps=150,
+            batch_size=7,
+            log_every=10,
+            progress=False,
+            checkpoint=file,
+            kl_weight=stopping_at(stop),
+        )
+    again, data = model_and_data()
+    history = vb.fit(again, data, steps=150, batch_size=7, log_every=10, progress=False, checkpoint=file)
+    for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert history.step == list(range(10, 151, 10))
+
+
+def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path: Path) -> None:
+    whole, data = model_and_data()
+    vb.fit(whole, data, steps=60, log_every=10, progress=False)
+    part, data = model_and_data()
+    vb.fit(part, data, steps=20, log_every=10, progress=False, checkpoint=tmp_path / "state")
+    again, data = model_and_data()
+    vb.fit(again, data, steps=60, log_every=10, progress=False, checkpoint=tmp_path / "state")
+    for a, b in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_lbfgs_resumes(tmp_path: Path) -> None:
+    def fitted(checkpoint: Path | None, weight: vb.schedules.Schedule | float) -> vb.ExactGP:
+        torch.manual_seed(0)
+        x = torch.randn(30, 2)
+        model = vb.ExactGP(vb.SquaredExponential(2, ard=True), vb.Gaussian(0.5))
+        vb.fit(
+            model,
+            (x, (x[:, 0] * 2).sin() + 0.1 * torch.randn(30)),
+            restarts=2,
+            progress=False,
+            checkpoint=checkpoint,
+            checkpoint_seconds=0.0,
+            kl_weight=weight,
+        )
+        return model
+
+    evaluations = 0
+
+    def stopping_late(step: int) -> float:
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations == 40:
+            raise Stop
+        return 1.0
+
+    whole = fitted(None, 1.0)
+    with pytest.raises(Stop):
+        fitted(tmp_path / "state", stopping_late)
+    assert (tmp_path / "state").exists()
+    again = fitted(tmp_path / "state", 1.0)
+    for a, b in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_data_loader_resumes(tmp_path: Path) -> None:
+    def fitted(checkpoint: Path | None, weight: vb.schedules.Schedule | float) -> vb.Model:
+        model, (x, y) = model_and_data()
+        loader = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True)
+        vb.fit(model, loader, steps=40, log_every=4, progress=False, checkpoint=checkpoint, kl_weight=weight)
+        return model
+
+    whole = fitted(None, 1.0)
+    with pytest.raises(Stop):
+        fitted(tmp_path / "state", stopping_at(27))
+    again = fitted(tmp_path / "state", 1.0)
+    for a, b in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+    model, data = model_and_data()
+    vb.fit(model, data, steps=10, progress=False, checkpoint=tmp_path / "state")
+    model, data = model_and_data()
+    with pytest.raises(vb.ConfigurationError, match=r"lr was 0\.01 and is 0\.02"):
+        vb.fit(model, data, steps=10, lr=0.02, progress=False, checkpoint=tmp_path / "state")
+    other = (data[0], data[1] + 1)
+    with pytest.raises(vb.ConfigurationError, match="data was"):
+        vb.fit(model_and_data()[0], other, steps=10, progress=False, checkpoint=tmp_path / "state")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x10" + b"\x00" * 30])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "state"
+    file.write_bytes(content)
+    model, data = model_and_data()
+    with pytest.raises(vb.DataError, match="delete it to start over"):
+        vb.fit(model, data, steps=10, progress=False, checkpoint=file)
+    assert file.read_bytes() == content  # nothing was overwritten
+
+
+def test_a_truncated_checkpoint_is_named(tmp_path: Path) -> None:
+    model, data = model_and_data()
+    file = tmp_path / "state"
+    vb.fit(model, data, steps=10, progress=False, checkpoint=file)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(vb.DataError, match="damaged"):
+        vb.fit(model_and_data()[0], data, steps=20, progress=False, checkpoint=file)
+
+
+def test_an_unwritable_place_is_refused_before_training(tmp_path: Path) -> None:
+    model, data = model_and_data()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(vb.ConfigurationError, match="cannot be written"):
+        vb.fit(model, data, steps=10, progress=False, checkpoint=tmp_path / "file" / "state")
+    with pytest.raises(vb.ConfigurationError, match="is a folder"):
+        vb.fit(model, data, steps=10, progress=False, checkpoint=tmp_path)
+
+
+def test_a_full_disk_does_not_cost_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys.modules["vibayes.training.fit"], "save_state", full)
+    model, data = model_and_data()
+    history = vb.fit(model, data, steps=10, progress=False, checkpoint=tmp_path / "state")
+    assert history.stopped == "ran the 10 steps asked for"
+    assert "No space left" in caplog.text
+
+
+def test_state_round_trip(tmp_path: Path) -> None:
+    shared = torch.randn(3)
+    state = {"a": [shared, shared], 0: (None, True, 2, 0.1, float("inf")), "empty": {}, "s": "text"}
+    save_state(tmp_path / "f", state)
+    found = load_state(tmp_path / "f")
+    assert torch.equal(found["a"][0], shared)
+    assert torch.equal(found["a"][1], shared)
+    assert found[0] == (None, True, 2, 0.1, float("inf"))
+    assert (found["empty"], found["s"]) == ({}, "text")
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]

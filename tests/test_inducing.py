@@ -215,8 +215,11 @@ def test_greedy_beats_first_rows_in_trace():
 
 
 def test_greedy_with_nothing_left_takes_other_rows():
+    asked = []
+
     class Linear:
         def __call__(self, x: Tensor, z: Tensor) -> Tensor:
+            asked.append(torch.is_grad_enabled())
             return x @ z.T
 
         def diag(self, x: Tensor) -> Tensor:
@@ -224,6 +227,7 @@ def test_greedy_with_nothing_left_takes_other_rows():
 
     x = torch.randn(50, 3)  # rank 3
     chosen = indices(choose_inducing(x, 10, "greedy", Linear()), x)
+    assert asked == [False] * 4  # three pivots and the look that found nothing more, none with gradients
     assert len(set(chosen)) == 10
     assert torch.linalg.matrix_rank(x[chosen[:3]]) == 3
     other = indices(choose_inducing(x, 10, "greedy", Linear(), seed=1), x)

@@ -430,7 +430,7 @@ def test_log_ndtr_and_its_gradient() -> None:
 def test_lgamma_half_step() -> None:
     a = np.array([0.05, 0.5, 3.0, 19.9, 20.1, 500.0])
     expected = special.gammaln(a + 0.5) - special.gammaln(a)
-    np.testing.assert_allclose(lgamma_half_step(torch.as_tensor(a)).numpy(), expected, atol=2e-12)
+    np.testing.assert_allclose(lgamma_half_step(torch.as_tensor(a)).numpy(), expected, rtol=0, atol=2e-12)
     single = lgamma_half_step(torch.tensor(1e6, dtype=torch.float32)).item()
     assert single == pytest.approx(0.5 * np.log(1e6) - 1 / 8e6, rel=1e-6)
 

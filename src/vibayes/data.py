@@ -1,6 +1,7 @@
 """What enters a model: arrays of any kind become checked tensors, and units become the model's own."""
 
 import logging
+import numbers
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,35 @@ from torch import Tensor, nn
 
 from vibayes.errors import ConfigurationError, DataError, ShapeError
 
-__all__ = ["STANDARDIZE", "Units", "as_rows", "as_tensor", "as_weights", "check_finite"]
+__all__ = [
+    "STANDARDIZE",
+    "DataShapeError",
+    "Units",
+    "as_rows",
+    "as_tensor",
+    "as_weights",
+    "check_count",
+    "check_finite",
+]
 
 logger = logging.getLogger("vibayes")
 
 STANDARDIZE = (None, "inputs", "targets", "both")
+
+
+class DataShapeError(DataError, ShapeError):
+    """Data whose shape does not fit: another width or length than needed, or no row axis."""
+
+
+def check_count(value: Any, name: str) -> int:
+    """Refuse what is not a positive whole number.
+
+    >>> check_count(3, "n_samples")
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise ConfigurationError(f"{name} must be at least 1, a whole number; got {value!r}.")
+    return int(value)
 
 
 def as_tensor(values: Any, what: str, *, device: torch.device | None = None) -> Tensor:
@@ -25,12 +50,16 @@ def as_tensor(values: Any, what: str, *, device: torch.device | None = None) -> 
             array = np.asarray(values)
         except ValueError as error:  # ragged lists
             raise DataError(f"{what} cannot be read as an array: {error}.") from None
-        if array.dtype == object or array.dtype.kind not in "buif":
+        if array.dtype == object and all(v is None or isinstance(v, numbers.Real | np.bool_) for v in array.flat):
+            array = array.astype(np.float64)  # columns of different types, as data frames have; None becomes NaN
+        if array.dtype.kind not in "buif":
             raise DataError(
                 f"{what} holds values of type {array.dtype}; numbers are needed. "
                 "Encode categories and dates as numbers first."
             )
-        tensor = torch.tensor(array)
+        # torch wants native numbers of at most 64 bits in a plain layout, and the memory to be its own
+        dtype = np.dtype(np.float64) if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+        tensor = torch.from_numpy(np.array(array, dtype=dtype, order="C"))
     if tensor.is_complex():
         raise DataError(f"{what} is complex; real numbers are needed.")
     return tensor.to(device) if device is not None else tensor
@@ -73,17 +102,17 @@ def as_rows(
     torch.float64
     """
     tensor = as_tensor(values, what, device=device)
+    if tensor.numel() == 0:
+        raise DataError(f"{what} is empty (shape {list(tensor.shape)}); pass at least one row and one column.")
     if tensor.ndim < 2:
-        raise ShapeError(
+        raise DataShapeError(
             f"{what} must have one row per observation, [N, D]; got shape {list(tensor.shape)}. "
             f"For a single input column use {what}[:, None]."
         )
-    if tensor.shape[0] == 0 or tensor.numel() == 0:
-        raise DataError(f"{what} is empty (shape {list(tensor.shape)}); at least one row is needed.")
     if shape is not None and tuple(tensor.shape[1:]) != shape:
-        raise ShapeError(
+        raise DataShapeError(
             f"{what} must have rows of shape {list(shape)}, as the model was built or fitted with; "
-            f"got rows of shape {list(tensor.shape[1:])}."
+            f"got rows of shape {list(tensor.shape[1:])}. Pass the same columns in the same order."
         )
     tensor = tensor.to(dtype or torch.get_default_dtype())
     check_finite(tensor, what)
@@ -94,10 +123,10 @@ def as_weights(values: Any, n: int, *, dtype: torch.dtype, device: torch.device 
     """Checked weights, one non-negative number per row."""
     weights = as_tensor(values, "weights", device=device).to(dtype)
     if tuple(weights.shape) != (n,):
-        raise ShapeError(f"weights must hold one number per row, [{n}]; got shape {list(weights.shape)}.")
+        raise DataShapeError(f"weights must hold one number per row, [{n}]; got shape {list(weights.shape)}.")
     check_finite(weights, "weights")
     if bool((weights < 0).any()):
-        raise DataError("weights must not be negative.")
+        raise DataError("weights must not be negative; use 0 to leave a row out.")
     return weights
 
 
@@ -169,8 +198,9 @@ class Units(nn.Module):
 
 def _statistics(rows: Tensor, what: str) -> tuple[Tensor, Tensor]:
     mean, scale = rows.mean(0), rows.std(0, correction=0)
-    # rounding leaves a constant column with a tiny spread
-    constant = scale <= 1e-12 * rows.abs().amax(0).clamp_min(torch.finfo(rows.dtype).tiny)
+    # rounding leaves a constant column with a tiny spread, and more of it in float32
+    spread = max(1e-12, 4 * torch.finfo(rows.dtype).eps)
+    constant = scale <= spread * rows.abs().amax(0).clamp_min(torch.finfo(rows.dtype).tiny)
     if bool(constant.any()):
         columns = constant.flatten().nonzero().flatten().tolist()
         logger.info("Constant %s column(s) %s: standardised to zero.", what, columns)

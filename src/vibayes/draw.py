@@ -118,13 +118,17 @@ class Draw:
         if self.marginal and site == self.output_layer:
             drawn = mean
         elif covariance is not None:
-            L = self.cholesky(f"{site}.rows", covariance)  # [P, N, N]
+            root = linalg.symmetric_root(covariance)  # [P, N, N]
             noise = self.randn(f"{site}.rows", *mean.shape, like=mean)
-            drawn = mean + torch.einsum("pnm,mp->np", L.expand(mean.shape[1], -1, -1), noise)
+            drawn = mean + torch.einsum("pnm,mp->np", root.expand(mean.shape[1], -1, -1), noise)
         else:
             drawn = mean + variance.sqrt() * self.randn(f"{site}.rows", *mean.shape, like=mean)
         rows = drawn if inducing is None else torch.cat([inducing, drawn])
         if self.marginal:
+            if inducing is None and self.n_inducing:  # they went through like data, and are no part of the output
+                n = self.n_inducing
+                mean, variance = mean[n:], variance[n:]
+                covariance = None if covariance is None else covariance[:, n:, n:]
             self.output = Output(rows, mean, variance, covariance)
         return rows
 

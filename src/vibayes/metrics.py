@@ -297,7 +297,7 @@ def ood_auroc(in_scores: Tensor, out_scores: Tensor) -> float:
     0.875
     """
     inner, outer = (
-        finite(as_floating(s), f"{name}").double() for s, name in ((in_scores, "in_scores"), (out_scores, "out_scores"))
+        finite(as_floating(s), name).double() for s, name in ((in_scores, "in_scores"), (out_scores, "out_scores"))
     )
     if inner.ndim != 1 or outer.ndim != 1:
         raise ShapeError(f"Scores must be [N], got {list(inner.shape)} and {list(outer.shape)}.")

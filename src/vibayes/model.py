@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vibayes.bound import Bound
-from vibayes.data import as_rows
+from vibayes.data import as_rows, check_count
 from vibayes.draw import Draw
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
 from vibayes.layers.base import Layer
 from vibayes.likelihoods import Likelihood
 from vibayes.prediction import Prediction
@@ -63,6 +63,17 @@ class Model(TrainableModel):
                 "inside it."
             )
         self.inducing: nn.Parameter | None = None
+        self._width: int | None = None
+        first, last = self._ends()
+        if isinstance(first, Layer):
+            self.row_shape = (first.in_features,)
+        if isinstance(last, Layer):
+            self._width = last.out_features
+        if inducing is not None and all(layer.posterior.local for _, layer in layers):
+            raise ConfigurationError(
+                "inducing= gives inputs that all layers share, but every layer of this network has inducing inputs of "
+                "its own. Leave it out, or give them to the layer: LocalInducing(len(z), inputs=z)."
+            )
         if inducing is not None:
             rows = as_rows(inducing, "inducing")
             self._given_inducing = rows.clone()
@@ -80,11 +91,16 @@ class Model(TrainableModel):
     def _ends(self) -> tuple[nn.Module, nn.Module]:
         """The first and last module of the network, looking into `nn.Sequential`."""
         first, last = self.network, self.network
-        while isinstance(first, nn.Sequential) and len(first) > 0:
+        while type(first) is nn.Sequential and len(first) > 0:  # a subclass may do more, such as a skip connection
             first = first[0]
-        while isinstance(last, nn.Sequential) and len(last) > 0:
+        while type(last) is nn.Sequential and len(last) > 0:
             last = last[-1]
         return first, last
+
+    @property
+    def n_targets(self) -> int | None:
+        """How many targets (classes) the network has outputs for, once its width is known."""
+        return None if self._width is None else self.likelihood.n_targets(self._width)
 
     @property
     def draws_differ(self) -> bool:
@@ -195,7 +211,9 @@ class Model(TrainableModel):
             self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing)))
         if isinstance(first, Layer):
             first.posterior.to_units(self.units)
-        x = batch.x[:_START_ROWS]
+        x = batch.x
+        if len(x) > _START_ROWS:  # rows may be sorted
+            x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_START_ROWS].to(x.device)]
         draw = Draw(
             n_inducing=0 if self.inducing is None else len(self.inducing),
             jitter=self.jitter,
@@ -203,6 +221,7 @@ class Model(TrainableModel):
             initializing=True,
         )
         mean, _, _ = self._pass(x, draw)
+        self._width = mean.shape[1]
         expected = self.likelihood.latent_features(batch.y.shape[1] if batch.y.ndim == 2 else int(batch.y.max()) + 1)
         if mean.shape[1] < expected or (batch.y.ndim == 2 and mean.shape[1] != expected):
             raise ShapeError(
@@ -224,8 +243,9 @@ class Model(TrainableModel):
             batch_size: how many rows go through the network at once; chosen to bound memory when None.
             joint: draw rows jointly, so that `Prediction.covariance` exists. All rows then go through at once.
         """
-        if n_samples < 1:
-            raise ConfigurationError(f"n_samples must be at least 1, got {n_samples}.")
+        check_count(n_samples, "n_samples")
+        if batch_size is not None:
+            check_count(batch_size, "batch_size")
         if joint and self.likelihood.kind != "regression":
             raise ConfigurationError(
                 f"joint=True gives the covariance of real targets; {type(self.likelihood).__name__} has none. "
@@ -238,18 +258,31 @@ class Model(TrainableModel):
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 
     def _predict_rows(self, rows: Tensor, n_samples: int, joint: bool) -> Prediction:
-        def moments(draw: Draw) -> dict[str, Tensor]:
+        def moments(draw: Draw) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             mean, variance, covariance = self._pass(rows, draw)
             found = {"mean": mean, "variance": variance, "covariance": covariance}
-            return {name: t for name, t in found.items() if t is not None}
+            return {name: t for name, t in found.items() if t is not None}, draw.failures
 
-        got = self._draws(moments, n_samples, joint=joint)
+        got, failures = self._draws(moments, n_samples, joint=joint)
+        self._check_factorizations(failures)
         mean, variance = got["mean"], got.get("variance")  # [S, N, F]
         covariance = None
         if joint:
             covariance = _mixture_covariance(mean, got.get("covariance"))
             covariance = covariance[: self.likelihood.n_targets(mean.shape[2])]  # means come before log variances
         return self._prediction(self.likelihood.predictive(mean, variance), covariance)
+
+    def _check_factorizations(self, failures: Mapping[str, Tensor]) -> None:
+        for site, info in failures.items():
+            if bool((info != 0).any()):
+                layer = self.layers.get(site)
+                inputs = self.inducing if layer is None or not layer.posterior.local else layer.posterior.inputs
+                size = "" if inputs is None else f"[{len(inputs)}, {len(inputs)}], "
+                raise NotPositiveDefiniteError(
+                    f"The kernel matrix of the inducing points of layer {site!r} ({size}{self.dtype}, relative jitter "
+                    f"{float(self.jitter):.1g}) is not positive definite to rounding. Use fewer inducing points, a "
+                    "larger model.jitter, or float64: model.double()."
+                )
 
     @torch.no_grad()
     def sample_functions(self, x: Any, n: int = 1) -> Tensor:
@@ -259,14 +292,16 @@ class Model(TrainableModel):
             `[n, N]` or `[n, N, F]` function values (without observation noise): in user units for regression,
             on the latent scale (logits, log rates) otherwise.
         """
-        if n < 1:
-            raise ConfigurationError(f"n must be at least 1, got {n}.")
+        check_count(n, "n")
         rows = self.prepare_inputs(x)
 
-        def function(draw: Draw) -> Tensor:
-            return self._pass(rows, draw)[0]
+        def function(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
+            return self._pass(rows, draw)[0], draw.failures
 
-        drawn = self.units.outputs(self._draws(function, n, joint=True, marginal=False))
+        drawn, failures = self._draws(function, n, joint=True, marginal=False)
+        self._check_factorizations(failures)
+        if self.likelihood.kind == "regression":  # the functions of targets; those of their noise come after
+            drawn = self.units.outputs(drawn[..., : self.likelihood.n_targets(drawn.shape[-1])])
         return drawn[..., 0] if self._squeezes(drawn.shape[-1]) else drawn
 
 

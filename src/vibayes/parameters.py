@@ -5,6 +5,7 @@ mean) is a `Real`. They are modules, so `torch` finds their values, and they sha
 of carrying a log-prior.
 """
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Self
@@ -32,10 +33,13 @@ class Hyperparameter(nn.Module):
     def __init__(self, value: float | Tensor, *, learn: bool = True, prior: Distribution | None = None) -> None:
         super().__init__()
         tensor = torch.as_tensor(value, dtype=torch.get_default_dtype()).detach().clone()
-        if not bool(torch.isfinite(tensor).all()):
-            raise ConfigurationError(f"A hyperparameter must start at a finite value; got {value}.")
-        self.raw = nn.Parameter(self._to_raw(tensor), requires_grad=learn)
-        self.prior = prior
+        self.raw = nn.Parameter(self._to_raw(_finite(tensor)), requires_grad=learn)
+        if prior is not None and not isinstance(prior, Distribution):
+            raise ConfigurationError(
+                f"prior must be a torch distribution over the value, such as torch.distributions.Gamma(2.0, 1.0); "
+                f"got {type(prior).__name__}."
+            )
+        self.prior = None if prior is None else _unchecked(prior)
 
     def _to_raw(self, value: Tensor) -> Tensor:
         return value
@@ -55,7 +59,7 @@ class Hyperparameter(nn.Module):
         if tensor.numel() != 1 and tensor.shape != self.raw.shape:
             raise ShapeError(f"Expected a value of shape {tuple(self.raw.shape)}, got {tuple(tensor.shape)}.")
         with torch.no_grad():
-            self.raw.copy_(self._to_raw(tensor).expand_as(self.raw))
+            self.raw.copy_(_filling(self._to_raw(_finite(tensor)), self.raw.shape))
         return self
 
     def fix(self, value: float | Tensor | None = None) -> Self:
@@ -145,7 +149,31 @@ def positive(value: "float | Tensor | Positive", shape: tuple[int, ...] = ()) ->
             f"Expected a number or a tensor of shape {shape}, got shape {tuple(tensor.shape)}. "
             "Set ard=True for one lengthscale per input."
         )
-    return Positive(tensor.expand(shape) if tensor.numel() == 1 else tensor)
+    return Positive(_filling(tensor, shape))
+
+
+def _filling(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The tensor, or its one value at every place of the shape."""
+    return tensor.reshape(()).expand(shape) if tensor.numel() == 1 else tensor
+
+
+def _finite(value: Tensor) -> Tensor:
+    if not bool(torch.isfinite(value).all()):
+        raise ConfigurationError(f"A hyperparameter must have a finite value; got {value.tolist()}.")
+    return value
+
+
+def _unchecked(prior: Distribution) -> Distribution:
+    """The distribution without torch's checks of values.
+
+    They wait for the device, do not work under `vmap`, and would turn a step that went wrong into an error before
+    training could go back.
+    """
+    prior = copy.copy(prior)
+    prior._validate_args = False
+    if isinstance(base := getattr(prior, "base_dist", None), Distribution):
+        prior.base_dist = _unchecked(base)
+    return prior
 
 
 def hyperparameters(module: nn.Module) -> Iterator[tuple[str, Hyperparameter]]:

@@ -1,16 +1,17 @@
 """What every model has in common: a likelihood, units, checked data, and a bound to maximise."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from vibayes import linalg
 from vibayes.bound import Bound, Elbo
-from vibayes.data import Units, as_rows, as_tensor, as_weights
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.data import DataShapeError, Units, as_rows, as_tensor, as_weights, check_count, check_finite
+from vibayes.errors import ConfigurationError, NotFittedError
 from vibayes.likelihoods import Likelihood, Mixture
 from vibayes.parameters import log_prior
 from vibayes.prediction import Prediction
@@ -65,9 +66,23 @@ class TrainableModel(nn.Module, ABC):
         by_dtype = {p.dtype: name for name, p in self.named_parameters() if p.is_floating_point()}
         if len(by_dtype) > 1:
             found = ", ".join(f"{name} is {dtype}" for dtype, name in by_dtype.items())
-            raise ConfigurationError(f"All parameters of a model need one dtype; {found}. Use model.double() on parts.")
+            raise ConfigurationError(
+                f"All parameters of a model need one dtype; {found}. Build every part under one "
+                "torch.set_default_dtype, and convert the finished model with model.double() or model.float()."
+            )
         dtype = next(iter(by_dtype), torch.get_default_dtype())
         self.register_buffer("jitter", torch.tensor(linalg.default_jitter(dtype), dtype=dtype))
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Convert as torch does; the jitter follows the dtype, unless someone has set another one."""
+        before = self.dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.dtype != before:
+            needed = linalg.default_jitter(self.dtype)
+            usable = before in (torch.float32, torch.float64)
+            if not usable or math.isclose(float(self.jitter), linalg.default_jitter(before), rel_tol=1e-3):
+                self.jitter.fill_(needed)
+        return self
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,8 +116,14 @@ class TrainableModel(nn.Module, ABC):
     def _start(self, batch: Batch) -> None:
         """Set data-dependent starting values from prepared training data."""
 
+    @property
+    def n_targets(self) -> int | None:
+        """How many targets (classes) the model is built for, where it is known."""
+        return None
+
     def prepare_inputs(self, x: Any, what: str = "x") -> Tensor:
         """Inputs checked, cast and in the model's units."""
+        self._check_units()
         rows = as_rows(x, what, shape=self.row_shape, dtype=self.dtype, device=self.device)
         return self.units.inputs(rows)
 
@@ -110,15 +131,28 @@ class TrainableModel(nn.Module, ABC):
         rows = as_rows(x, "x", shape=self.row_shape, dtype=self.dtype, device=self.device)
         targets = as_tensor(y, "y", device=self.device)
         if targets.ndim == 0 or targets.shape[0] != rows.shape[0]:
-            raise ShapeError(
+            raise DataShapeError(
                 f"x has {rows.shape[0]} rows but y has {targets.shape[0] if targets.ndim else 'no'} entries; "
-                "both must describe the same observations."
+                "both must describe the same observations. Pass one target for each row."
             )
-        targets = self.likelihood.check_targets(targets)
-        return rows, targets.to(self.dtype) if targets.is_floating_point() else targets
+        if not targets.is_floating_point() and self.likelihood.kind != "classes":
+            targets = targets.to(self.dtype)
+        targets = self.likelihood.check_targets(targets, self.n_targets)
+        if targets.is_floating_point() and targets.dtype != self.dtype:
+            targets = targets.to(self.dtype)
+            check_finite(targets, f"y in {self.dtype}")  # a large float64 number overflows in float32
+        return rows, targets
+
+    def _check_units(self) -> None:
+        if self.units.standardize is not None and not bool(self.ready):
+            raise NotFittedError(
+                f"{type(self).__name__} standardises by training statistics, and has seen no training data. "
+                "Call model.initialize(x, y) or fit first."
+            )
 
     def prepare(self, x: Any, y: Any, weights: Any = None) -> Batch:
         """Training data checked, cast and in the model's units."""
+        self._check_units()
         rows, targets = self._check(x, y)
         checked = None if weights is None else as_weights(weights, len(rows), dtype=self.dtype, device=self.device)
         return Batch(self.units.inputs(rows), self.units.targets(targets), checked)
@@ -145,10 +179,9 @@ class TrainableModel(nn.Module, ABC):
             n_data: size of the whole data set when `(x, y)` is a minibatch of it.
             kl_weight: weight of the KL in `Elbo.objective`; `Elbo.value` always has weight one.
         """
-        if n_samples < 1:
-            raise ConfigurationError(f"n_samples must be at least 1, got {n_samples}.")
+        check_count(n_samples, "n_samples")
         batch = self.prepare(x, y)
-        total = n_data if n_data is not None else len(batch.x)
+        total = len(batch.x) if n_data is None else check_count(n_data, "n_data")
         bound = self(batch.x, batch.y, scale=total / len(batch.x), n_samples=n_samples)
         return Elbo.of(
             bound,
@@ -168,11 +201,11 @@ class TrainableModel(nn.Module, ABC):
 
     def _prediction(self, mixture: Mixture, covariance: Tensor | None = None) -> Prediction:
         """A `Prediction` in user units."""
-        scaled = self.units.of_targets
+        scaled, one_column = self.units.of_targets, mixture.kind == "classes" or mixture.n_targets == 1
         return Prediction(
             mixture,
             loc=self.units.y_mean if scaled else None,
             scale=self.units.y_scale if scaled else None,
-            squeeze=int(self.target_axes) == 1,
+            squeeze=one_column and int(self.target_axes) == 1,
             covariance=covariance,
         )

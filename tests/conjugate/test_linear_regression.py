@@ -141,9 +141,10 @@ def test_refusals() -> None:
         LinearRegression(3)
     with pytest.raises(vb.ConfigurationError, match="prior"):
         LinearRegression(posterior="point").log_marginal_likelihood(x, y)
+    exact = LinearRegression()
+    q = exact.optimal_q(x, y)
     with pytest.raises(vb.ConfigurationError, match="parameters of q"):
-        exact = LinearRegression()
-        exact.set_q(exact.optimal_q(x, y))
+        exact.set_q(q)
     with pytest.raises(vb.ShapeError, match="features must map"):
         LinearRegression(lambda rows: rows[:, 0]).log_marginal_likelihood(x, y)
     with pytest.raises(vb.ShapeError, match="out_features"):

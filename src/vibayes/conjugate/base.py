@@ -111,12 +111,7 @@ class ConjugateModel(TrainableModel):
         return Bound(log_likelihood[None], log_ratio[None], self.log_prior(), failures)
 
     def _batch(self, x: Any, y: Any) -> Batch:
-        """Prepared data, refused while the units they should be in are unknown."""
-        if self.units.standardize is not None and not bool(self.ready):
-            raise NotFittedError(
-                f"{type(self).__name__} standardises by training statistics, and has seen no training data. "
-                "Call model.initialize(x, y) or fit first."
-            )
+        """Prepared data, with as many targets as the likelihood has noises."""
         batch = self.prepare(x, y)
         self._check_noise(batch.y)
         return batch

@@ -56,6 +56,10 @@ class GP(Layer):
         super().__init__(kernel.in_features, out_features, posterior)
         self.kernel = kernel
         self.mean = ZeroMean() if mean is None else mean
+        if not isinstance(self.mean, Mean):
+            raise ConfigurationError(
+                f"mean must be a mean function such as ConstantMean(), got {type(mean).__name__}."
+            )
         self.mean.check(self.in_features, out_features)
         self.white = None if noise is None else White(self.in_features, variance=positive(noise))
 
@@ -83,26 +87,31 @@ class GP(Layer):
         z = posterior.inputs if posterior.local else rows[: draw.n_inducing]
         x = rows if posterior.local else rows[draw.n_inducing :]
 
-        L = draw.cholesky(name, self.covariance(z))  # [M, M]
-        A = linalg.solve_lower(L, self.kernel(z, x))  # [M, N]
+        Kii = linalg.add_jitter(self.covariance(z), draw.jitter)  # [M, M]
+        L = draw.cholesky(name, Kii, jitter=False)
+        Kit = self.kernel(z, x)  # [M, N]
         site = Site(name, L, self.out_features)
         q = posterior.marginal(site) if draw.marginal else None
         v = posterior.sample(site, draw) if q is None else q.mean  # [M, P]
-        mean = A.mT @ v + self.mean(x)  # [N, P]
         if q is not None:
             draw.add(name, -linalg.gaussian_kl(q.mean, q.factor, q.log_det))
-        C = None if q is None else q.factor.mT @ A  # R^T A  [P, M, N]
 
         covariance = None
-        if draw.joint:
-            covariance = (self.covariance(x) - A.mT @ A)[None]  # [1, N, N]
-            if C is not None:
-                covariance = covariance + C.mT @ C  # [P, N, N]
-            variance = covariance.diagonal(dim1=-2, dim2=-1).mT
+        if q is not None and not draw.joint:
+            mean, change = linalg.conditional_moments(Kii, L, Kit, q.mean, q.factor)  # [N, P]
+            variance = self.variance(x)[:, None] + change
         else:
-            variance = (self.variance(x) - A.square().sum(0))[:, None]  # [N, 1]
-            if C is not None:
-                variance = variance + C.square().sum(-2).mT  # [N, P]
+            A = linalg.solve_lower(L, Kit)  # [M, N]
+            mean = A.mT @ v
+            if draw.joint:
+                covariance = (self.covariance(x) - A.mT @ A)[None]  # [1, N, N]
+                if q is not None:
+                    C = q.factor.mT @ A  # R^T A  [P, M, N]
+                    covariance = covariance + C.mT @ C  # [P, N, N]
+                variance = covariance.diagonal(dim1=-2, dim2=-1).mT
+            else:
+                variance = (self.variance(x) - A.square().sum(0))[:, None]  # [N, 1]
+        mean = mean + self.mean(x)
         # Exactly zero or slightly negative only through rounding; the floor keeps the square root differentiable.
         variance = variance.clamp_min(torch.finfo(variance.dtype).tiny).expand_as(mean)
         inducing = None if posterior.local else L @ v + self.mean(z)

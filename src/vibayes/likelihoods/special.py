@@ -42,8 +42,8 @@ def lgamma_half_step(a: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return torch.where(a > 20, series, direct)
 
 
-def student_t_cdf(t: Float[Tensor, "*shape"], df: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    r"""Distribution function of Student's t, accurate in relative terms in the lower tail.
+def student_t_cdf(t: Float[Tensor, "*shape"], df: Float[Tensor, "..."]) -> Float[Tensor, "*shape"]:
+    r"""Distribution function of Student's t, accurate in relative terms in the lower tail; `df` broadcasts.
 
     With `x = df / (df + t^2)` the lower tail is `I_x(df / 2, 1 / 2) / 2`; the regularised incomplete beta
     function is its continued fraction (Lentz's evaluation), on whichever side of the symmetry

@@ -1,13 +1,13 @@
 """Local inducing points: a layer with inducing inputs of its own."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vibayes import linalg
-from vibayes.data import Units
+from vibayes.data import Units, as_rows
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inducing import choose_inducing
@@ -55,19 +55,20 @@ class LocalInducing(Posterior):
     pseudo_outputs: nn.Parameter
     precision: Positive
 
-    def __init__(self, n_inducing: int = 100, *, form: str = "whitened", inputs: Tensor | None = None) -> None:
+    def __init__(self, n_inducing: int = 100, *, form: str = "whitened", inputs: Any = None) -> None:
         super().__init__()
         if form not in ("whitened", "pseudo"):
             raise ConfigurationError(f'form must be "whitened" or "pseudo", got {form!r}.')
         if isinstance(n_inducing, bool) or not isinstance(n_inducing, int) or n_inducing < 1:
             raise ConfigurationError(f"n_inducing must be a positive whole number, got {n_inducing!r}.")
-        if inputs is not None and (inputs.ndim != 2 or inputs.shape[0] != n_inducing):
+        rows = None if inputs is None else as_rows(inputs, "inputs")
+        if rows is not None and (rows.ndim != 2 or rows.shape[0] != n_inducing):
             raise ShapeError(
-                f"inputs must hold n_inducing={n_inducing} rows, [{n_inducing}, D]; got {list(inputs.shape)}."
+                f"inputs must hold n_inducing={n_inducing} rows, [{n_inducing}, D]; got {list(rows.shape)}."
             )
         self.n_inducing = n_inducing
         self.form = form
-        self.given_inputs = inputs
+        self.given_inputs = rows
 
     def finish(self, layer: "Layer") -> None:
         """Create inducing inputs and the parameters of `q`, which starts near the prior."""
@@ -80,7 +81,7 @@ class LocalInducing(Posterior):
                 f"got {self.given_inputs.shape[1]}."
             )
         else:
-            self.inputs = nn.Parameter(self.given_inputs.detach().to(torch.get_default_dtype(), copy=True))
+            self.inputs = nn.Parameter(self.given_inputs.to(torch.get_default_dtype(), copy=True))
         if self.form == "whitened":
             self.mean = nn.Parameter(torch.zeros(M, P))
             self.raw_factor = nn.Parameter(torch.zeros(P, M, M))

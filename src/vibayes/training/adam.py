@@ -33,7 +33,8 @@ class AdamRun(Run):
         self.drops = 0
         self._sum: Tensor | None = None
         self._in_window = 0
-        self.good: dict[str, Any] = {}
+        self.good: dict[str, Any] = {}  # where to go back to, with the jitter and rate to try next
+        self.settled: dict[str, Any] = {}  # where all was well, as it was then
 
     @property
     def last_step(self) -> int:
@@ -44,7 +45,7 @@ class AdamRun(Run):
         """Run to the end, from wherever the run stands."""
         if self.options.steps is not None and self.step < self.options.steps:
             self.history.stopped = ""  # a finished run goes on when more steps are asked for
-        self.good = self.state()
+        self.good = self.settled = self.state()
         try:
             while self.step < self.last_step and not self.history.stopped:
                 bound, loss = self.advance()
@@ -91,9 +92,9 @@ class AdamRun(Run):
         if self.step > self.careful_until + 10 * self.options.log_every:
             self.tries = 0
         if self.step % self.options.log_every == 0 or self.step >= self.last_step:
-            self.log(bound, self.lr)
+            self.log(bound, self.optimizer.param_groups[0]["lr"])  # the rate this step was made with
             self.look_for_plateau()
-            self.good = self.state()
+            self.good = self.settled = self.state()
             self.save(self.good)
 
     def go_back(self, reason: str) -> None:
@@ -101,8 +102,9 @@ class AdamRun(Run):
         failed_at, tries = self.step, self.tries + 1
         self.restore(self.good)
         if tries > MAX_TRIES:
-            self.step = failed_at
-            raise self.give_up(reason)
+            error = self.give_up(reason, failed_at)
+            self.good = self.settled
+            raise error
         self.tries = tries
         self.lr_factor *= 0.5
         self.model.jitter.mul_(10.0)

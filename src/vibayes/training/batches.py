@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.trainable import Batch, TrainableModel
 
@@ -33,8 +34,8 @@ class Batches(ABC):
     batch_size: int
 
     @abstractmethod
-    def start(self) -> tuple[Any, Any]:
-        """Rows and targets, in user units, for the model's data-dependent starts."""
+    def start(self) -> tuple[Any, ...]:
+        """Rows and targets (and weights, where there are any) in user units, for data-dependent starts."""
 
     @abstractmethod
     def begin(self, model: TrainableModel) -> None:
@@ -79,8 +80,8 @@ class _InMemory(Batches):
         self.raw = (x, y, weights)
         self._batch_size, self._seed = batch_size, seed
 
-    def start(self) -> tuple[Any, Any]:
-        return self.raw[0], self.raw[1]
+    def start(self) -> tuple[Any, ...]:
+        return self.raw
 
     def begin(self, model: TrainableModel) -> None:
         self.data = model.prepare(*self.raw)
@@ -114,11 +115,10 @@ class _FromDataset(Batches):
         self._order, self._seed = _Order(self.n_data, self.batch_size, seed), seed
 
     def _rows(self, indices: Tensor) -> tuple[Any, ...]:
-        return tuple(default_collate([self.dataset[int(i)] for i in indices]))
+        return _parts(default_collate([self.dataset[int(i)] for i in indices]), "Dataset")
 
-    def start(self) -> tuple[Any, Any]:
-        rows = self._rows(permutation(self.n_data, self._seed, 0)[:_START_ROWS])
-        return rows[0], rows[1]
+    def start(self) -> tuple[Any, ...]:
+        return self._rows(permutation(self.n_data, self._seed, 0)[:_START_ROWS])
 
     def begin(self, model: TrainableModel) -> None:
         self._model = model
@@ -147,13 +147,13 @@ class _FromLoader(Batches):
         self._epoch, self._position = -1, 0
         self._iterator: Iterator[Any] = iter(())
 
-    def start(self) -> tuple[Any, Any]:
+    def start(self) -> tuple[Any, ...]:
         parts: list[tuple[Any, ...]] = []
         for part in self._seeded(0):
-            parts.append(tuple(part))
+            parts.append(_parts(part, "DataLoader"))
             if sum(len(p[0]) for p in parts) >= _START_ROWS:
                 break
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        return tuple(torch.cat([torch.as_tensor(p) for p in column]) for column in zip(*parts, strict=True))
 
     def begin(self, model: TrainableModel) -> None:
         self._model = model
@@ -174,16 +174,24 @@ class _FromLoader(Batches):
         for _ in range(self._position, position):
             next(self._iterator)
         self._position = position + 1
-        return self._model.prepare(*next(self._iterator))
+        return self._model.prepare(*_parts(next(self._iterator), "DataLoader"))
 
     def digest(self) -> str:
         return f"loader over {self.n_data}"
 
 
+def _parts(batch: Any, source: str) -> tuple[Any, ...]:
+    """What a batch is made of: `(x, y)` or `(x, y, weights)`."""
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+        got = f"{len(batch)} parts" if isinstance(batch, tuple | list) else type(batch).__name__
+        raise DataError(f"The {source} must give (x, y) or (x, y, weight) items; got {got}. Wrap it in one that does.")
+    return tuple(batch)
+
+
 def as_batches(data: Any, batch_size: int | None, seed: int) -> Batches:
     """A source of batches from `(x, y)`, `(x, y, weights)`, a `Dataset` or a `DataLoader`."""
-    if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
-        raise ConfigurationError(f"batch_size must be a positive whole number, got {batch_size!r}.")
+    if batch_size is not None:
+        check_count(batch_size, "batch_size")
     if isinstance(data, DataLoader):
         if batch_size is not None and batch_size != data.batch_size:
             raise ConfigurationError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vibayes.conjugate.base import ConjugateModel
 from vibayes.errors import ConfigurationError
 from vibayes.trainable import TrainableModel
 from vibayes.training.adam import AdamRun
@@ -34,7 +35,7 @@ def fit(
     batch_size: int | None = None,
     optimizer: str | None = None,
     lr: float = 1e-2,
-    lr_schedule: Schedule | None = None,
+    lr_schedule: float | Schedule = 1.0,
     kl_weight: float | Schedule = 1.0,
     n_samples: int | None = None,
     seed: int = 0,
@@ -93,7 +94,7 @@ def fit(
         steps=steps,
         max_steps=max_steps,
         lr=lr,
-        lr_schedule=lr_schedule or (lambda step: 1.0),
+        lr_schedule=as_schedule(lr_schedule),
         kl_weight=as_schedule(kl_weight),
         n_samples=n_samples or (10 if model.draws_differ else 1),
         log_every=log_every,
@@ -107,8 +108,10 @@ def fit(
 
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         torch.manual_seed(seed)
-        if not bool(model.ready):
-            model.initialize(*batches.start())
+        if isinstance(model, ConjugateModel):  # its predictions condition on the rows it was fitted to, with weights
+            model.condition(*batches.start())
+        elif not bool(model.ready):
+            model.initialize(*batches.start()[:2])
         batches.begin(model)
         if name == "lbfgs" and batches.batch_size < batches.n_data:
             raise ConfigurationError(

@@ -32,6 +32,7 @@ class LbfgsRun(Run):
         self.noise_state = torch.get_rng_state()
         self.first = copy.deepcopy(self.model.state_dict())
         self.best: dict[str, Any] | None = None
+        self.good: dict[str, Any] = {}
         self.restart = 0
         self._last: Bound | None = None
         self._worst = math.inf
@@ -56,7 +57,7 @@ class LbfgsRun(Run):
 
     def train(self) -> None:
         """Run every start to convergence and keep the best."""
-        good = self.state()
+        self.good = self.state()
         try:
             while self.restart < self.options.restarts:
                 self.converge()
@@ -64,10 +65,12 @@ class LbfgsRun(Run):
                 self.restart += 1
                 if self.restart < self.options.restarts:
                     self.new_start()
-                good = self.state()
-                self.save(good)
-        except BaseException:
-            self.restore(good)
+                self.good = self.state()
+                self.save(self.good)
+        except BaseException:  # leave the best finished start, or the last good state of the first one
+            self.restore(self.good)
+            if self.best is not None:
+                self.model.load_state_dict(self.best["model"])
             raise
         assert self.best is not None
         self.model.load_state_dict(self.best["model"])
@@ -99,7 +102,8 @@ class LbfgsRun(Run):
             gained = (before - after) * self.batches.n_data
             if gained < _ENOUGH or made < group["max_iter"]:
                 self.history.stopped = "L-BFGS converged"
-            self.save(self.state())
+            self.good = self.state()
+            self.save(self.good)
         if not self.history.stopped:
             self.history.stopped = f"used up {self.last_step} iterations"
 
@@ -129,7 +133,7 @@ class LbfgsRun(Run):
         self.model.load_state_dict(self.first)
         self.tries += 1
         if self.tries > MAX_TRIES:
-            raise self.give_up(reason)
+            raise self.give_up(reason, self.step)
         self.model.jitter.mul_(10.0**self.tries)
         self._new_optimizer()
         self.event(f"Iteration {self.step}: {reason}; starting again with jitter {float(self.model.jitter):.1e}.")

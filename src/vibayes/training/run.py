@@ -120,10 +120,10 @@ class Run(ABC):
             return f"the kernel matrix of layer {failed[0]!r} was not positive definite"
         return "the bound was not finite"
 
-    def give_up(self, reason: str) -> TrainingError | NotPositiveDefiniteError:
-        """The error after the last try; the model is left at its last good state."""
+    def give_up(self, reason: str, step: int) -> TrainingError | NotPositiveDefiniteError:
+        """The error after the last try; the caller leaves the model at its last good state."""
         message = (
-            f"Training stopped at step {self.step}: {reason}, also after going back {MAX_TRIES} times with more "
+            f"Training stopped at step {step}: {reason}, also after going back {MAX_TRIES} times with more "
             f"jitter (now {float(self.model.jitter):.1e}, {self.model.dtype}) and smaller steps. The model is at its "
             "last good state. Try a smaller lr, float64, standardize='both', fewer or other inducing points, "
             "or a larger starting noise."

@@ -81,7 +81,8 @@ def symmetric_root(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"
     """
     # eigh refuses NaN, which stands for a failed factorization elsewhere and is reported there
     values, vectors = torch.linalg.eigh(torch.nan_to_num(K))
-    return vectors * values.clamp_min(0.0).sqrt()[..., None, :]
+    root: Tensor = vectors * values.clamp_min(0.0).sqrt()[..., None, :]
+    return root
 
 
 def solve_lower(L: Float[Tensor, "*batch n n"], B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:

@@ -298,6 +298,7 @@ class Model(TrainableModel):
         def function(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
             return self._pass(rows, draw)[0], draw.failures
 
+        drawn: Tensor
         drawn, failures = self._draws(function, n, joint=True, marginal=False)
         self._check_factorizations(failures)
         if self.likelihood.kind == "regression":  # the functions of targets; those of their noise come after

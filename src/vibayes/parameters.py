@@ -172,7 +172,7 @@ def _unchecked(prior: Distribution) -> Distribution:
     prior = copy.copy(prior)
     prior._validate_args = False
     if isinstance(base := getattr(prior, "base_dist", None), Distribution):
-        prior.base_dist = _unchecked(base)
+        prior.__dict__["base_dist"] = _unchecked(base)
     return prior
 
 

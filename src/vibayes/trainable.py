@@ -121,6 +121,10 @@ class TrainableModel(nn.Module, ABC):
         """How many targets (classes) the model is built for, where it is known."""
         return None
 
+    def observe(self, batch: Batch) -> None:
+        """Keep prepared training data, for models whose predictions condition on them."""
+        return
+
     def prepare_inputs(self, x: Any, what: str = "x") -> Tensor:
         """Inputs checked, cast and in the model's units."""
         self._check_units()

@@ -150,6 +150,10 @@ class ConjugateModel(TrainableModel):
         self._check_noise(batch.y)
         self.observations.store(batch)
 
+    def observe(self, batch: Batch) -> None:
+        """Keep the data that predictions condition on."""
+        self.observations.store(batch)
+
     def condition(self, x: Any, y: Any, weights: Any = None) -> None:
         """Store the data that predictions condition on; hyperparameters and units stay as they are.
 

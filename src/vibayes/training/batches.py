@@ -85,6 +85,7 @@ class _InMemory(Batches):
 
     def begin(self, model: TrainableModel) -> None:
         self.data = model.prepare(*self.raw)
+        model.observe(self.data)
         self.n_data = len(self.data.x)
         self.batch_size = min(self._batch_size or self.n_data, self.n_data)
         self._order = _Order(self.n_data, self.batch_size, self._seed)

@@ -1,0 +1,75 @@
+"""One training step, captured in a CUDA graph where that is possible."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from vibayes.training.problem import Problem
+from vibayes.training.run import Options
+
+__all__ = ["Step"]
+
+logger = logging.getLogger("vibayes")
+
+# Steps run eagerly before capture, so that every library has made its workspaces.
+_WARM_UP = 3
+
+
+class Step:
+    """Calls a function of no arguments whose inputs and outputs stay the same tensors.
+
+    On CUDA, after a few eager calls, the function is captured once and replayed from then on: no Python and no kernel
+    launches one by one. Where capture is impossible the function goes on running eagerly, and the reason is logged.
+
+    Args:
+        function: the tensor operations of a step.
+        problem: says whether steps are alike.
+        options: `graph` (None: where possible), `compile`.
+    """
+
+    def __init__(self, function: Callable[[], None], problem: Problem, options: Options) -> None:
+        self.function = function
+        wanted = options.graph if options.graph is not None else problem.device.type == "cuda"
+        self.capture = wanted and problem.device.type == "cuda" and problem.can_be_captured and options.world_size == 1
+        if options.graph and not self.capture:
+            logger.warning("A CUDA graph was asked for but steps run eagerly: it needs a CUDA device and data in memory.")
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def kind(self) -> str:
+        """`"graph"` or `"eager"`."""
+        return "eager" if self.graph is None else "graph"
+
+    def __call__(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        if self.capture and self.calls == _WARM_UP:
+            self._capture()
+            if self.graph is not None:
+                self.graph.replay()
+                return
+        if self.capture:  # warm-up belongs on a side stream
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.function()
+            torch.cuda.current_stream().wait_stream(stream)
+        else:
+            self.function()
+        self.calls += 1
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                self.function()
+        except RuntimeError as error:
+            self.capture = False
+            torch.cuda.synchronize()
+            logger.warning("The step could not be captured in a CUDA graph and runs eagerly: %s", error)
+            return
+        self.graph = graph

@@ -46,7 +46,7 @@ from vibayes.model import Model
 from vibayes.parameters import Positive, Real
 from vibayes.posteriors import LocalInducing
 from vibayes.prediction import Prediction
-from vibayes.training import History, fit, schedules
+from vibayes.training import History, fit, fit_many, schedules
 
 __version__ = "0.1.0"
 
@@ -99,6 +99,7 @@ __all__ = [
     "choose_inducing",
     "datasets",
     "fit",
+    "fit_many",
     "metrics",
     "schedules",
 ]

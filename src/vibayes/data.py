@@ -192,7 +192,8 @@ class Units(nn.Module):
         for name in ("x_mean", "x_scale", "y_mean", "y_scale"):
             if prefix + name in state_dict:
                 current: Tensor = getattr(self, name)
-                setattr(self, name, current.new_empty(state_dict[prefix + name].shape))
+                if current.shape != state_dict[prefix + name].shape:
+                    setattr(self, name, current.new_empty(state_dict[prefix + name].shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -118,7 +118,7 @@ class Draw:
         if self.marginal and site == self.output_layer:
             drawn = mean
         elif covariance is not None:
-            root = linalg.symmetric_root(covariance)  # [P, N, N]
+            root = linalg.semidefinite_factor(covariance)  # [P, N, N]
             noise = self.randn(f"{site}.rows", *mean.shape, like=mean)
             drawn = mean + torch.einsum("pnm,mp->np", root.expand(mean.shape[1], -1, -1), noise)
         else:

@@ -22,11 +22,11 @@ __all__ = [
     "log_normal",
     "logdet_factor",
     "lower_factor",
+    "semidefinite_factor",
     "solve_lower",
     "solve_lower_many",
     "solve_lower_transposed",
     "solve_lower_transposed_many",
-    "symmetric_root",
 ]
 
 _JITTER = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -70,19 +70,23 @@ def cholesky(
     return torch.where((info == 0)[..., None, None], L, math.nan), info
 
 
-def symmetric_root(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
-    """A square factor `R` with `R R^T = K`, for drawing from a covariance that may be singular to rounding.
+def semidefinite_factor(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """The lower triangular `L` with `L L^T = K`, for drawing from a covariance that may be singular to rounding.
 
-    Eigenvalues below zero are rounding. Not for training: its gradient is undefined where eigenvalues coincide.
+    Where `K` is positive definite it is the Cholesky factor. It needs no jitter: eigenvalues below zero are rounding.
+    Not for training: its gradient is undefined where eigenvalues coincide.
 
-    >>> R = symmetric_root(torch.ones(2, 2))
-    >>> (R @ R.T).allclose(torch.ones(2, 2), atol=1e-6)
+    >>> semidefinite_factor(torch.ones(2, 2)).allclose(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), atol=1e-3)
     True
     """
     # eigh refuses NaN, which stands for a failed factorization elsewhere and is reported there
     values, vectors = torch.linalg.eigh(torch.nan_to_num(K))
-    root: Tensor = vectors * values.clamp_min(0.0).sqrt()[..., None, :]
-    return root
+    root = vectors * values.clamp_min(0.0).sqrt()[..., None, :]
+    # Eigenvectors come in any sign and rotation; K = root root^T = U^T U makes the factor, and so the draw, unique.
+    U = torch.linalg.qr(root.mT, mode="r").R
+    signs = torch.where(U.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(U.dtype)
+    factor: Tensor = (signs[..., None] * U).mT
+    return factor
 
 
 def solve_lower(L: Float[Tensor, "*batch n n"], B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
@@ -212,14 +216,17 @@ class _ConditionalMoments(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        _, L, _, mean, R = inputs
+        Kii, L, Kit, mean, R = inputs
         _, _, A, B, T = output
         ctx.mark_non_differentiable(A, B, T)
-        ctx.save_for_backward(L, mean, R, A, B, T)
+        ctx.save_for_backward(Kii, L, Kit, mean, R, A, B, T)
 
     @staticmethod
     def backward(ctx: Any, g_mean: Tensor, g_variance: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        L, mean, R, A, B, T = ctx.saved_tensors
+        Kii, L, Kit, mean, R, A, B, T = ctx.saved_tensors
+        if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
+            L = cholesky(Kii)[0]
+            A, B, T = _ConditionalMoments.forward(Kii, L, Kit, mean, R)[2:]
         g = g_variance.mT[:, None, :]  # [Q, 1, N]
         d_A = mean @ g_mean.mT + 2.0 * (g * T).sum(-3)  # [M, N]
         d_Kit = solve_lower_transposed_many(L, d_A)

@@ -44,10 +44,14 @@ class Hyperparameter(nn.Module):
     def _to_raw(self, value: Tensor) -> Tensor:
         return value
 
+    def from_raw(self, raw: Tensor) -> Tensor:
+        """The value that a raw parameter stands for."""
+        return raw
+
     @property
     def value(self) -> Tensor:
         """The value as used in the model, differentiable with respect to `raw`."""
-        return self.raw
+        return self.from_raw(self.raw)
 
     def forward(self) -> Tensor:
         """The same as `value`: `kernel.lengthscale()`."""
@@ -128,10 +132,9 @@ class Positive(Hyperparameter):
             raise ConfigurationError(f"This hyperparameter must be positive, got {value.tolist()}.")
         return value.log() / self.scale
 
-    @property
-    def value(self) -> Tensor:
+    def from_raw(self, raw: Tensor) -> Tensor:
         """The positive value."""
-        return (self.scale * self.raw).exp() if self.scale != 1.0 else self.raw.exp()
+        return (self.scale * raw).exp() if self.scale != 1.0 else raw.exp()
 
 
 def positive(value: "float | Tensor | Positive", shape: tuple[int, ...] = ()) -> Positive:

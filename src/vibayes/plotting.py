@@ -61,6 +61,7 @@ def posterior_1d(
     data: tuple[Tensor, Tensor] | None = None,
     samples: Tensor | None = None,
     inducing: Tensor | None = None,
+    truth: Tensor | None = None,
     level: float | None = None,
     ax: "Axes | None" = None,
     colour: str = COLOURS["blue"],
@@ -77,6 +78,7 @@ def posterior_1d(
         data: training inputs and targets, drawn as points.
         samples: function draws `[S, G]`, drawn as thin grey lines.
         inducing: inducing inputs `[M]` or `[M, 1]`, marked along the bottom.
+        truth: values `[G]` of the function behind the data, drawn dashed.
         level: shade the central interval of this probability in place of the standard deviations; of a
             prediction it is `prediction.interval(level)`, of `(mean, std)` that of a Gaussian.
         ax: where to draw; a new figure when None.
@@ -101,6 +103,11 @@ def posterior_1d(
         for (lower, upper, name), alpha in zip(bands, (0.16, 0.28), strict=False):
             ax.fill_between(x[order], lower[order], upper[order], color=colour, alpha=alpha, linewidth=0, label=name)
         ax.plot(x[order], mean[order], color=colour, label="mean")
+        if truth is not None:
+            true = as_column(truth, "truth")
+            if len(true) != len(x):
+                raise ShapeError(f"truth has {len(true)} values, but x_grid has {len(x)}.")
+            ax.plot(x[order], true[order], color=COLOURS["black"], linewidth=1, linestyle="--", label="truth")
         if data is not None:
             data_x, data_y = as_column(data[0], "data x"), as_column(data[1], "data y")
             if len(data_x) != len(data_y):
@@ -132,6 +139,8 @@ def compare_1d(
     *,
     data: tuple[Tensor, Tensor] | None = None,
     samples: Sequence[Tensor | None] | None = None,
+    inducing: Sequence[Tensor | None] | None = None,
+    truth: Tensor | None = None,
     level: float | None = None,
     columns: int = 3,
     xlabel: str = "x",
@@ -144,6 +153,8 @@ def compare_1d(
         x_grid: inputs `[G]` or `[G, 1]` of all predictions.
         data: training inputs and targets, the same in every panel.
         samples: function draws of each model, `[S, G]` or None.
+        inducing: inducing inputs of each model, `[M]` or `[M, 1]`, or None.
+        truth: values `[G]` of the function behind the data, the same in every panel.
         level: as in `posterior_1d`.
         columns: the most panels side by side.
         xlabel: name and unit of the input.
@@ -153,9 +164,10 @@ def compare_1d(
         raise DataError("compare_1d needs at least one (title, prediction), got none.")
     if columns < 1:
         raise ConfigurationError(f"columns must be at least 1, got {columns}.")
-    draws = [None] * len(panels) if samples is None else list(samples)
-    if len(draws) != len(panels):
-        raise ShapeError(f"samples has {len(draws)} entries for {len(panels)} panels.")
+    draws, places = ([None] * len(panels) if each is None else list(each) for each in (samples, inducing))
+    for name, each in (("samples", draws), ("inducing", places)):
+        if len(each) != len(panels):
+            raise ShapeError(f"{name} has {len(each)} entries for {len(panels)} panels.")
     rows = math.ceil(len(panels) / columns)
     columns = math.ceil(len(panels) / rows)  # four panels are two by two, not three and one
     with style():
@@ -167,6 +179,8 @@ def compare_1d(
                 x_grid,
                 data=data,
                 samples=draws[i],
+                inducing=places[i],
+                truth=truth,
                 level=level,
                 ax=ax,
                 title=title,
@@ -177,9 +191,13 @@ def compare_1d(
             ax.xaxis.set_tick_params(labelbottom=i + columns >= len(panels))
         for ax in grid[len(panels) :]:
             ax.remove()
-        fullest = next((i for i, drawn in enumerate(draws) if drawn is not None), 0)
-        handles, labels = grid[fullest].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        marks: dict[str, Any] = {}
+        for ax in grid[: len(panels)]:
+            for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+                marks.setdefault(label, handle)
+        # in one line where it fits: a mark with its name is about an inch wide
+        columns_of_legend = min(len(marks), max(3, int(figure.get_figwidth() / 1.1)))
+        figure.legend(marks.values(), marks.keys(), loc="outside lower center", ncols=columns_of_legend)
     return figure
 
 

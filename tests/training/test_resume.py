@@ -211,7 +211,7 @@ def test_a_full_disk_does_not_cost_the_run(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sys.modules["vibayes.training.fit"], "save_state", full)
+    monkeypatch.setattr("vibayes.training.checkpoint.save_state", full)
     model, data = model_and_data()
     history = vb.fit(model, data, steps=10, progress=False, checkpoint=tmp_path / "state")
     assert history.stopped == "ran the 10 steps asked for"

@@ -57,9 +57,7 @@ class GP(Layer):
         self.kernel = kernel
         self.mean = ZeroMean() if mean is None else mean
         if not isinstance(self.mean, Mean):
-            raise ConfigurationError(
-                f"mean must be a mean function such as ConstantMean(), got {type(mean).__name__}."
-            )
+            raise ConfigurationError(f"mean must be a mean function such as ConstantMean(), got {type(mean).__name__}.")
         self.mean.check(self.in_features, out_features)
         self.white = None if noise is None else White(self.in_features, variance=positive(noise))
 

@@ -1,7 +1,8 @@
-"""Training: `fit`, schedules, checkpoints and histories."""
+"""Training: `fit`, `fit_many`, schedules, checkpoints and histories."""
 
 from vibayes.training import schedules
 from vibayes.training.fit import fit
 from vibayes.training.history import History
+from vibayes.training.replicas import fit_many
 
-__all__ = ["History", "fit", "schedules"]
+__all__ = ["History", "fit", "fit_many", "schedules"]

@@ -1,151 +1,270 @@
-"""Training by Adam: stochastic draws and minibatches, with roll-back when a step goes wrong."""
+"""Training by Adam: stochastic draws and minibatches, one model or many, with roll-back when a step goes wrong."""
 
 import copy
+import math
 from typing import Any
 
 import torch
+import torch.distributed as distributed
 from torch import Tensor
 
-from vibayes.bound import Bound
-from vibayes.training.run import MAX_TRIES, Run
+from vibayes.training.graph import Step
+from vibayes.training.history import History
+from vibayes.training.optim import Adam
+from vibayes.training.problem import Problem
+from vibayes.training.progress import Progress
+from vibayes.training.run import MAX_TRIES, Clock, Options, Saver, generators, give_up, logger, set_generators
 
 __all__ = ["AdamRun"]
 
 # Without a number of steps: the mean bound of a window must rise by `tolerance` nats per row over the best one
 # before within this many windows; the first time it does not, the learning rate falls tenfold, then training ends.
 _PATIENCE = 10
+# After so many good looks in a row, earlier failures are forgotten.
+_FORGIVE = 10
 
 
-class AdamRun(Run):
-    """A run of Adam.
+class AdamRun:
+    """A run of Adam on R replicas (one, for a single model).
 
-    Nothing in a step waits for the device. Every `log_every` steps the loss and the parameters are looked at: when
-    they are finite this becomes the last good state, otherwise the run goes back to it with ten times the jitter and
-    half the learning rate, and looks at every step until it is past the one that failed.
+    Nothing in a step waits for the device. Every `log_every` steps the run is looked at: replicas whose loss and
+    parameters are finite take this as their last good state; the others go back to theirs with ten times the jitter
+    and half the learning rate, and after a few tries are left there. A replica never disturbs another.
+
+    Args:
+        problem: what to optimize.
+        options: how.
+        save: called with the state whenever it is worth keeping.
+        progress: where to show how far it is.
+        lr: learning rate of each replica.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.optimizer = torch.optim.Adam(self.parameters, lr=self.options.lr, fused=True)
-        self.lr_factor = 1.0
-        self.careful_until = 0
-        self.window: list[float] = []  # mean objective per row of each window, since the last drop of the rate
-        self.drops = 0
-        self._sum: Tensor | None = None
-        self._in_window = 0
-        self.good: dict[str, Any] = {}  # where to go back to, with the jitter and rate to try next
-        self.settled: dict[str, Any] = {}  # where all was well, as it was then
+    def __init__(self, problem: Problem, options: Options, save: Saver, progress: Progress, lr: list[float]) -> None:
+        self.problem, self.options, self.save, self.progress = problem, options, save, progress
+        R, device, like = problem.replicas, problem.device, problem.jitter
+        self.histories = [History(n_data=n) for n in problem.n_data]
+        self.clock = Clock()
+        self.step = 0
+        self.base_lr, self.lr_factor = list(lr), [1.0] * R
+        self.drops = [0] * R
+        self.windows: list[list[float]] = [[] for _ in range(R)]
+        self.tries, self.good_looks = [0] * R, [0] * R
+        self.optimizer = Adam(problem.parameters)
+        # what a step reads
+        self.rates = torch.zeros(R, dtype=like.dtype, device=device)
+        self.kl_weight = torch.ones((), dtype=like.dtype, device=device)
+        self._set: dict[str, Any] = {}
+        # what a step writes
+        self.terms = torch.zeros(3, R, dtype=like.dtype, device=device)  # log likelihood, log ratio, sum of objectives
+        self.bad = torch.zeros(R, dtype=torch.bool, device=device)
+        self.failed: Tensor | None = None  # [sites, R], by the first bad step
+        self.sites: list[str] = []
+        self.in_window = 0
+        self.good: dict[str, Any] = {}
+        self._one_step = Step(self._compute, problem, options)
 
     @property
     def last_step(self) -> int:
         """Where training ends at the latest."""
         return self.options.steps if self.options.steps is not None else self.options.max_steps
 
-    def train(self) -> None:
+    def train(self) -> list[History]:
         """Run to the end, from wherever the run stands."""
         if self.options.steps is not None and self.step < self.options.steps:
-            self.history.stopped = ""  # a finished run goes on when more steps are asked for
-        self.good = self.settled = self.state()
+            for history in self.histories:  # a finished run goes on when more steps are asked for
+                if not history.stopped.startswith("gave up"):
+                    history.stopped = ""
+        self.good = self.state()
         try:
-            while self.step < self.last_step and not self.history.stopped:
-                bound, loss = self.advance()
-                at_end = self.step >= self.last_step
-                if self.step % self.options.log_every == 0 or at_end or self.step <= self.careful_until:
-                    self.check(bound, loss)
+            while self.step < self.last_step and not all(h.stopped for h in self.histories):
+                self._advance()
+                if self.step % self.options.log_every == 0 or self.step >= self.last_step:
+                    self._look()
         except BaseException:
             self.restore(self.good)
             self.save(self.good, force=True)
             raise
-        if not self.history.stopped:
-            self.history.stopped = (
-                f"ran the {self.last_step} steps asked for"
-                if self.options.steps is not None
-                else f"reached max_steps={self.last_step} before the bound stopped rising"
-            )
+        asked = self.options.steps is not None
+        end = f"ran the {self.last_step} steps asked for" if asked else f"reached max_steps={self.last_step}"
+        for history in self.histories:
+            history.stopped = history.stopped or end
         self.save(self.state(), force=True)
+        return self.histories
 
-    def advance(self) -> tuple[Bound, Tensor]:
-        """One step of the optimizer."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
-        bound = self.bound(self.step)
-        loss = -bound.objective(self.options.kl_weight(self.step))
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        self.problem.load(self.step)
+        factor = self.options.lr_schedule(self.step)
+        self._put("rates", [factor * self._lr(r) for r in range(self.problem.replicas)])
+        self._put("kl_weight", self.options.kl_weight(self.step))
+        self._one_step()
         self.step += 1
-        value = loss.detach()
-        self._sum = value if self._sum is None else self._sum + value
-        self._in_window += 1
-        return bound, value
+        self.in_window += 1
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the step to come."""
-        return self.options.lr * self.options.lr_schedule(self.step) * self.lr_factor * 0.1**self.drops
+    def _lr(self, r: int) -> float:
+        """The learning rate of a replica before the schedule; a stopped one stays where it is."""
+        return 0.0 if self.histories[r].stopped else self.base_lr[r] * self.lr_factor[r] * 0.1 ** self.drops[r]
 
-    def check(self, bound: Bound, loss: Tensor) -> None:
-        """Look at the run: log it and keep it, or go back."""
-        if not self.finite(loss):
-            self.go_back(self.failure(bound))
-            return
-        if self.step > self.careful_until + 10 * self.options.log_every:
-            self.tries = 0
-        if self.step % self.options.log_every == 0 or self.step >= self.last_step:
-            self.log(bound, self.optimizer.param_groups[0]["lr"])  # the rate this step was made with
-            self.look_for_plateau()
-            self.good = self.settled = self.state()
-            self.save(self.good)
+    def _put(self, name: str, value: Any) -> None:
+        """Write a number the step reads, where it changed."""
+        if self._set.get(name) != value:
+            tensor: Tensor = getattr(self, name)
+            tensor.copy_(torch.tensor(value, dtype=tensor.dtype), non_blocking=True)
+            self._set[name] = value
 
-    def go_back(self, reason: str) -> None:
-        """Return to the last good state with more jitter and a smaller step, or give up."""
-        failed_at, tries = self.step, self.tries + 1
-        self.restore(self.good)
-        if tries > MAX_TRIES:
-            error = self.give_up(reason, failed_at)
-            self.good = self.settled
-            raise error
-        self.tries = tries
-        self.lr_factor *= 0.5
-        self.model.jitter.mul_(10.0)
-        self.careful_until = max(self.careful_until, failed_at)
-        self.event(
-            f"Step {failed_at}: {reason}; back to step {self.step} with jitter {float(self.model.jitter):.1e} and "
-            f"learning rate {self.lr:.1e}."
+    def _compute(self) -> None:
+        """The tensor operations of one step."""
+        problem = self.problem
+        bound = problem.bound()
+        log_likelihood, log_ratio = bound.log_likelihood.mean(1), bound.log_ratio.mean(1)
+        objective = log_likelihood + self.kl_weight * log_ratio + bound.log_prior  # [R]
+        gradients = torch.autograd.grad(-objective.sum(), problem.parameters, allow_unused=True)
+        gradients = tuple(
+            torch.zeros_like(p) if g is None else g for p, g in zip(problem.parameters, gradients, strict=True)
         )
-        self.good = self.state()
+        if self.options.world_size > 1:
+            for gradient in gradients:
+                distributed.all_reduce(gradient)
+                gradient.div_(self.options.world_size)
+        self.optimizer.step(gradients, [problem.spread(self.rates, p) for p in problem.parameters])
+        with torch.no_grad():
+            self.terms[0].copy_(log_likelihood)
+            self.terms[1].copy_(log_ratio)
+            self.terms[2].add_(objective)
+            if bound.failures:
+                fails = torch.stack(list(bound.failures.values()))  # [sites, R]
+                if self.failed is None:
+                    self.sites, self.failed = list(bound.failures), torch.zeros_like(fails)
+                self.failed |= fails & ~self.bad
+            self.bad |= ~torch.isfinite(objective)
 
-    def look_for_plateau(self) -> None:
+    # -- looking at the run -------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Log the replicas that are well and keep their state; send the others back."""
+        well = (self.problem.finite() & ~self.bad).tolist()  # waits for the device
+        log_likelihood, log_ratio, total = self.terms.tolist()
+        noise = self.problem.noise()
+        noises = [math.nan] * self.problem.replicas if noise is None else noise.tolist()
+        live = [r for r, h in enumerate(self.histories) if not h.stopped]
+        for r in live:
+            if not well[r]:
+                continue
+            self.good_looks[r] += 1
+            if self.good_looks[r] > _FORGIVE:
+                self.tries[r] = 0
+            rate = self.options.lr_schedule(self.step - 1) * self._lr(r)
+            self.histories[r].log(
+                step=self.step,
+                log_likelihood=log_likelihood[r],
+                kl=-log_ratio[r],
+                noise=noises[r],
+                lr=rate,
+                seconds=self.clock.seconds,
+            )
+            self._look_for_plateau(r, total[r] / self.in_window / self.problem.n_data[r])
+        if not all(well):
+            self._go_back([not w for w in well], [r for r in live if not well[r]])
+        self._forget()
+        self.good = self.state()
+        self.save(self.good)
+        shown = [h.per_datapoint[-1] for h in self.histories if h.step]
+        if shown:
+            self.progress.update(self.step, f"elbo/N {sum(shown) / len(shown):.4f}")
+
+    def _forget(self) -> None:
+        """Begin a new window."""
+        self.terms[2].zero_()
+        self.bad.zero_()
+        if self.failed is not None:
+            self.failed.zero_()
+        self.in_window = 0
+
+    def _look_for_plateau(self, r: int, mean: float) -> None:
         """Without a number of steps: lower the rate, then stop, once the smoothed bound no longer rises."""
-        assert self._sum is not None
-        mean = -float(self._sum) / self._in_window / self.batches.n_data
-        self._sum, self._in_window = None, 0
         if self.options.steps is not None:
             return
-        self.window.append(mean)
-        if len(self.window) <= _PATIENCE:
+        window = self.windows[r]
+        window.append(mean)
+        if len(window) <= _PATIENCE:
             return
-        if max(self.window[-_PATIENCE:]) - max(self.window[:-_PATIENCE]) < self.options.tolerance:
-            if self.drops == 0:
-                self.drops, self.window = 1, []
+        if max(window[-_PATIENCE:]) - max(window[:-_PATIENCE]) < self.options.tolerance:
+            if self.drops[r] == 0:
+                self.drops[r], self.windows[r] = 1, []
             else:
-                self.history.stopped = "the smoothed bound no longer rose"
+                self.histories[r].stopped = "the smoothed bound no longer rose"
+
+    def _go_back(self, bad: list[bool], live: list[int]) -> None:
+        """Return bad replicas to their last good state; the live ones try again, or are given up."""
+        reasons = {r: self._reason(r) for r in live}
+        self._restore_replicas(torch.tensor(bad, device=self.problem.device))
+        for r in live:
+            self.tries[r], self.good_looks[r] = self.tries[r] + 1, 0
+            if self.tries[r] > MAX_TRIES:
+                if self.problem.replicas == 1:
+                    raise give_up(reasons[r], self.step, float(self.problem.jitter[r]), self.problem.jitter.dtype)
+                self.histories[r].stopped = f"gave up: {reasons[r]}, also after going back {MAX_TRIES} times"
+                self._event(r, f"Step {self.step}: {self.histories[r].stopped}. It stays at its last good state.")
+                continue
+            self.lr_factor[r] *= 0.5
+            self.problem.jitter[r] *= 10.0
+            self._event(
+                r,
+                f"Step {self.step}: {reasons[r]}; back to the last good state with jitter "
+                f"{float(self.problem.jitter[r]):.1e} and half the learning rate.",
+            )
+
+    def _reason(self, r: int) -> str:
+        """In words, which factorization failed first, or that none did."""
+        if self.failed is not None:
+            for site, failed in zip(self.sites, self.failed[:, r].tolist(), strict=True):
+                if failed:
+                    return f"the kernel matrix of layer {site!r} was not positive definite"
+        return "the bound was not finite"
+
+    def _event(self, r: int, text: str) -> None:
+        self.histories[r].events.append(text)
+        logger.warning(text if self.problem.replicas == 1 else f"Replica {r}: {text}")
+
+    @torch.no_grad()
+    def _restore_replicas(self, bad: Tensor) -> None:
+        """Put the marked replicas' parameters and moments back to the last good state."""
+        kept = self.good["optimizer"]
+        parts = (
+            (self.problem.parameters, self.good["parameters"]),
+            (self.optimizer.first, kept["first"]),
+            (self.optimizer.second, kept["second"]),
+        )
+        for now, good in parts:
+            for mine, theirs in zip(now, good, strict=True):
+                mine.copy_(torch.where(self.problem.spread(bad, mine), theirs, mine))
+
+    # -- state --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on from here; tensors are copies."""
-        mine = {
-            "optimizer": self.optimizer.state_dict(),
-            "lr_factor": self.lr_factor,
-            "careful_until": self.careful_until,
-            "window": list(self.window),
-            "drops": self.drops,
+        return {
+            "problem": self.problem.state(),
+            "parameters": [p.detach().clone() for p in self.problem.parameters],
+            "optimizer": self.optimizer.state(),
+            "histories": copy.deepcopy([h.to_dict() for h in self.histories]),
+            "step": self.step,
+            "seconds": self.clock.seconds,
+            "generators": generators(self.problem.device),
+            "vectors": copy.deepcopy({name: getattr(self, name) for name in self._VECTORS}),
         }
-        return copy.deepcopy({**super().state(), **mine})
+
+    _VECTORS = ("base_lr", "lr_factor", "drops", "windows", "tries", "good_looks")
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a state that `state` gave."""
-        super().restore(copy.deepcopy(state))
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.lr_factor, self.careful_until = state["lr_factor"], state["careful_until"]
-        self.window, self.drops = list(state["window"]), state["drops"]
-        self._sum, self._in_window = None, 0
+        self.problem.restore(state["problem"])
+        self.optimizer.restore(state["optimizer"])
+        self.histories = [History.from_dict(copy.deepcopy(h)) for h in state["histories"]]
+        self.step = state["step"]
+        self.clock = Clock(state["seconds"])
+        for name, value in copy.deepcopy(state["vectors"]).items():
+            setattr(self, name, value)
+        set_generators(state["generators"], self.problem.device)
+        self._forget()

@@ -16,7 +16,7 @@ from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.trainable import Batch, TrainableModel
 
-__all__ = ["Batches", "as_batches"]
+__all__ = ["Batches", "InMemory", "as_batches"]
 
 # How many rows of a streamed data set the data-dependent starts are taken from.
 _START_ROWS = 20_000
@@ -73,7 +73,7 @@ class _Order:
         return rows[offset : offset + self.batch_size]
 
 
-class _InMemory(Batches):
+class InMemory(Batches):
     """Rows that stay on the model's device; the whole set is one batch unless told otherwise."""
 
     def __init__(self, x: Any, y: Any, weights: Any, batch_size: int | None, seed: int) -> None:
@@ -81,9 +81,11 @@ class _InMemory(Batches):
         self._batch_size, self._seed = batch_size, seed
 
     def start(self) -> tuple[Any, ...]:
+        """All of it."""
         return self.raw
 
     def begin(self, model: TrainableModel) -> None:
+        """Take the data to the model's units, dtype and device."""
         self.data = model.prepare(*self.raw)
         model.observe(self.data)
         self.n_data = len(self.data.x)
@@ -91,13 +93,22 @@ class _InMemory(Batches):
         self._order = _Order(self.n_data, self.batch_size, self._seed)
 
     def at(self, step: int) -> Batch:
+        """All rows, or a minibatch."""
         if self.batch_size == self.n_data:
             return self.data
-        rows = self._order.at(step).to(self.data.x.device)
+        return self.take(self.rows(step).to(self.data.x.device))
+
+    def rows(self, step: int) -> Tensor:
+        """Indices of the rows of a step's minibatch."""
+        return self._order.at(step)
+
+    def take(self, rows: Tensor) -> Batch:
+        """The rows with these indices."""
         weights = None if self.data.weights is None else self.data.weights[rows]
         return Batch(self.data.x[rows], self.data.y[rows], weights)
 
     def digest(self) -> str:
+        """A hash of every number."""
         found = hashlib.sha256()
         for tensor in self.data:
             if tensor is not None:
@@ -123,6 +134,8 @@ class _FromDataset(Batches):
 
     def begin(self, model: TrainableModel) -> None:
         self._model = model
+        if self.batch_size == self.n_data:
+            model.observe(self.at(0))
 
     def at(self, step: int) -> Batch:
         return self._model.prepare(*self._rows(self._order.at(step)))
@@ -158,6 +171,8 @@ class _FromLoader(Batches):
 
     def begin(self, model: TrainableModel) -> None:
         self._model = model
+        if len(self.loader) == 1:
+            model.observe(self.at(0))
 
     def _seeded(self, epoch: int) -> Iterator[Any]:
         # The loader takes its order from torch's generator when its first batch is asked for.
@@ -203,5 +218,5 @@ def as_batches(data: Any, batch_size: int | None, seed: int) -> Batches:
         return _FromDataset(data, batch_size, seed)
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         x, y = data[0], data[1]
-        return _InMemory(x, y, data[2] if len(data) == 3 else None, batch_size, seed)
+        return InMemory(x, y, data[2] if len(data) == 3 else None, batch_size, seed)
     raise DataError(f"data must be (x, y), (x, y, weights), a Dataset or a DataLoader; got {type(data).__name__}.")

@@ -5,18 +5,21 @@ from, is JSON in its header. Loading runs no code from the file.
 """
 
 import json
+import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vibayes.errors import DataError
+from vibayes.errors import ConfigurationError, DataError
 
-__all__ = ["load_state", "save_state"]
+__all__ = ["Keeper", "load_state", "save_state"]
+
+logger = logging.getLogger("vibayes")
 
 _FORMAT = "vibayes-state-1"
 
@@ -93,3 +96,53 @@ def _unpack(nest: Any, tensors: dict[str, Tensor]) -> Any:
         items = [_unpack(item, tensors) for item in nest["list"]]
         return tuple(items) if nest["tuple"] else items
     return nest["value"]
+
+
+class Keeper:
+    """Writes the checkpoint now and then, and reads one that fits."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, every: float, fingerprint: dict[str, Any]) -> None:
+        self.path = None if path is None else Path(path)
+        self.every, self.fingerprint = every, fingerprint
+        self._last = time.monotonic()
+        if self.path is not None:
+            if self.path.is_dir():
+                raise ConfigurationError(f"checkpoint={str(self.path)!r} is a folder; name a file in it.")
+            try:  # find out now, not after an hour, that nothing can be written there
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                probe = self.path.with_name(self.path.name + ".probe")
+                probe.touch()
+                probe.unlink()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"The checkpoint {self.path} cannot be written ({error.strerror}). Choose a writable folder."
+                ) from error
+
+    def save(self, state: dict[str, Any], *, force: bool = False) -> None:
+        """Write the state when it is time to, or at once when forced."""
+        if self.path is None or not (force or time.monotonic() - self._last >= self.every):
+            return
+        try:
+            save_state(self.path, {"fingerprint": self.fingerprint, "run": state})
+        except OSError as error:  # a full disk must not cost the run
+            logger.warning("The checkpoint %s could not be written (%s); training goes on.", self.path, error)
+        self._last = time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """The state of this run that was kept earlier, if any; another run's is refused."""
+        if self.path is None or not self.path.exists():
+            return None
+        kept = load_state(self.path)
+        changed = [
+            f"{key} was {kept['fingerprint'].get(key)!r} and is {value!r}"
+            for key, value in self.fingerprint.items()
+            if kept["fingerprint"].get(key) != value
+        ]
+        if changed:
+            raise ConfigurationError(
+                f"The checkpoint {self.path} belongs to another run: {'; '.join(changed)}. "
+                "Use another file, or delete it to start over."
+            )
+        run: dict[str, Any] = kept["run"]
+        logger.info("Resuming at step %d from %s.", run["step"], self.path)
+        return run

@@ -33,7 +33,9 @@ class Step:
         wanted = options.graph if options.graph is not None else problem.device.type == "cuda"
         self.capture = wanted and problem.device.type == "cuda" and problem.can_be_captured and options.world_size == 1
         if options.graph and not self.capture:
-            logger.warning("A CUDA graph was asked for but steps run eagerly: it needs a CUDA device and data in memory.")
+            logger.warning(
+                "A CUDA graph was asked for but steps run eagerly: it needs a CUDA device and data in memory."
+            )
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -43,16 +45,14 @@ class Step:
         return "eager" if self.graph is None else "graph"
 
     def __call__(self) -> None:
+        """Run the step once."""
+        if self.capture and self.graph is None and self.calls == _WARM_UP:
+            self.graph = self._captured()
         if self.graph is not None:
             self.graph.replay()
             return
-        if self.capture and self.calls == _WARM_UP:
-            self._capture()
-            if self.graph is not None:
-                self.graph.replay()
-                return
         if self.capture:  # warm-up belongs on a side stream
-            stream = torch.cuda.Stream()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self.function()
@@ -61,7 +61,7 @@ class Step:
             self.function()
         self.calls += 1
 
-    def _capture(self) -> None:
+    def _captured(self) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
@@ -71,5 +71,5 @@ class Step:
             self.capture = False
             torch.cuda.synchronize()
             logger.warning("The step could not be captured in a CUDA graph and runs eagerly: %s", error)
-            return
-        self.graph = graph
+            return None
+        return graph

@@ -10,7 +10,9 @@ from torch import Tensor
 from vibayes.bound import Bound
 from vibayes.parameters import hyperparameters
 from vibayes.training.history import History
-from vibayes.training.run import MAX_TRIES, Run
+from vibayes.training.problem import Single
+from vibayes.training.progress import Progress
+from vibayes.training.run import MAX_TRIES, Clock, Options, Saver, generators, give_up, logger, set_generators
 
 __all__ = ["LbfgsRun"]
 
@@ -18,18 +20,23 @@ __all__ = ["LbfgsRun"]
 _CHUNK = 20
 # It has converged when so many iterations gain less than this many nats in all.
 _ENOUGH = 1e-5
+_NOT_FINITE = "the bound was not finite"
 
 
-class LbfgsRun(Run):
+class LbfgsRun:
     """A run of L-BFGS with a strong-Wolfe line search, from one or several starts.
 
     The noise of draws is the same in every evaluation, so that the bound is a function. An evaluation that is not
     finite counts as a bad value, from which the line search retreats.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.noise_state = torch.get_rng_state()
+    def __init__(self, problem: Single, options: Options, save: Saver, progress: Progress) -> None:
+        self.problem, self.options, self.save, self.progress = problem, options, save, progress
+        self.model, self.parameters, self.n_data = problem.model, problem.parameters, problem.n_data[0]
+        self.history = History(n_data=self.n_data)
+        self.step, self.tries = 0, 0
+        self.clock = Clock()
+        self.noise_state = generators(problem.device)
         self.first = copy.deepcopy(self.model.state_dict())
         self.best: dict[str, Any] | None = None
         self.good: dict[str, Any] = {}
@@ -55,7 +62,7 @@ class LbfgsRun(Run):
         """How many iterations one start may take."""
         return self.options.steps if self.options.steps is not None else self.options.max_steps
 
-    def train(self) -> None:
+    def train(self) -> list[History]:
         """Run every start to convergence and keep the best."""
         self.good = self.state()
         try:
@@ -77,6 +84,7 @@ class LbfgsRun(Run):
         self.history = History.from_dict(copy.deepcopy(self.best["history"]))
         if self.options.restarts > 1:
             self.history.stopped += f" (best of {self.options.restarts} starts)"
+        return [self.history]
 
     def converge(self) -> None:
         """Iterate until the bound no longer changes or the iterations are used up."""
@@ -98,8 +106,8 @@ class LbfgsRun(Run):
             if not math.isfinite(after):
                 self.more_jitter()
                 continue
-            self.log(self._last, 1.0)
-            gained = (before - after) * self.batches.n_data
+            self._log(self._last)
+            gained = (before - after) * self.n_data
             if gained < _ENOUGH or made < group["max_iter"]:
                 self.history.stopped = "L-BFGS converged"
             self.good = self.state()
@@ -107,20 +115,37 @@ class LbfgsRun(Run):
         if not self.history.stopped:
             self.history.stopped = f"used up {self.last_step} iterations"
 
+    def _bound(self) -> Bound:
+        self.problem.load(0)
+        return self.problem.bound()
+
+    def _log(self, bound: Bound) -> None:
+        noise = self.problem.noise()
+        self.history.log(
+            step=self.step,
+            log_likelihood=float(bound.log_likelihood.mean()),
+            kl=-float(bound.log_ratio.mean()),
+            noise=math.nan if noise is None else float(noise[0]),
+            lr=1.0,
+            seconds=self.clock.seconds,
+        )
+        self.progress.update(self.step, f"elbo/N {self.history.per_datapoint[-1]:.4f}")
+
     def _value(self) -> float:
         """The loss per row at the current parameters."""
-        torch.set_rng_state(self.noise_state)
+        set_generators(self.noise_state, self.problem.device)
         with torch.no_grad():
-            self._last = self.bound(0)
-            return -float(self._last.objective(self.options.kl_weight(self.step))) / self.batches.n_data
+            self._last = self._bound()
+            return -float(self._last.objective(self.options.kl_weight(self.step))) / self.n_data
 
     def _closure(self) -> Tensor:
-        torch.set_rng_state(self.noise_state)
+        set_generators(self.noise_state, self.problem.device)
         self.optimizer.zero_grad(set_to_none=False)
-        loss = -self.bound(0).objective(self.options.kl_weight(self.step)) / self.batches.n_data
+        loss = -self._bound().objective(self.options.kl_weight(self.step)) / self.n_data
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if not self.finite(loss.detach()) or not all(bool(torch.isfinite(g).all()) for g in gradients):
+        values = [loss.detach(), *gradients, *(p.detach() for p in self.parameters)]
+        if not all(bool(torch.isfinite(v).all()) for v in values):
             for gradient in gradients:
                 gradient.zero_()
             return loss.new_tensor(self._worst)
@@ -129,14 +154,17 @@ class LbfgsRun(Run):
     def more_jitter(self) -> None:
         """Go back to the start of this restart with more jitter, or give up."""
         assert self._last is not None
-        reason = self.failure(self._last)
+        failed = [site for site, bad in self._last.failures.items() if bool(bad)]
+        reason = f"the kernel matrix of layer {failed[0]!r} was not positive definite" if failed else _NOT_FINITE
         self.model.load_state_dict(self.first)
         self.tries += 1
         if self.tries > MAX_TRIES:
-            raise self.give_up(reason, self.step)
+            raise give_up(reason, self.step, float(self.model.jitter), self.model.dtype)
         self.model.jitter.mul_(10.0**self.tries)
         self._new_optimizer()
-        self.event(f"Iteration {self.step}: {reason}; starting again with jitter {float(self.model.jitter):.1e}.")
+        text = f"Iteration {self.step}: {reason}; starting again with jitter {float(self.model.jitter):.1e}."
+        self.history.events.append(text)
+        logger.warning(text)
 
     def keep_best(self) -> None:
         """Remember this start's end if it is the best so far."""
@@ -157,23 +185,32 @@ class LbfgsRun(Run):
             if hyperparameter.raw.requires_grad:
                 noise = torch.randn(hyperparameter.raw.shape, generator=generator, dtype=self.model.dtype)
                 hyperparameter.raw.add_(noise.to(hyperparameter.raw.device))
-        self.step, self.history = 0, History(n_data=self.batches.n_data, events=self.history.events)
+        self.step, self.history = 0, History(n_data=self.n_data, events=self.history.events)
         self._new_optimizer()
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on from here."""
-        mine = {
-            "optimizer": self.optimizer.state_dict(),
-            "noise_state": self.noise_state,
-            "first": self.first,
-            "best": self.best,
-            "restart": self.restart,
-        }
-        return copy.deepcopy({**super().state(), **mine})
+        return copy.deepcopy(
+            {
+                "model": self.model.state_dict(),
+                "history": self.history.to_dict(),
+                "step": self.step,
+                "tries": self.tries,
+                "seconds": self.clock.seconds,
+                "optimizer": self.optimizer.state_dict(),
+                "noise_state": self.noise_state,
+                "first": self.first,
+                "best": self.best,
+                "restart": self.restart,
+            }
+        )
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a state that `state` gave."""
-        super().restore(state)
+        self.model.load_state_dict(state["model"])
+        self.history = History.from_dict(copy.deepcopy(state["history"]))
+        self.step, self.tries = state["step"], state["tries"]
+        self.clock = Clock(state["seconds"])
         self._new_optimizer()
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.noise_state, self.first = state["noise_state"], state["first"]

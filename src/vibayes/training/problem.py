@@ -89,9 +89,7 @@ class Single(Problem):
 
     replicas = 1
 
-    def __init__(
-        self, model: TrainableModel, batches: Batches, n_samples: int, prepared: Noise | None = None
-    ) -> None:
+    def __init__(self, model: TrainableModel, batches: Batches, n_samples: int, prepared: Noise | None = None) -> None:
         self.model, self.batches, self.n_samples = model, batches, n_samples
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.jitter = model.jitter.view(1)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from vibayes.training.adam import AdamRun
 from vibayes.training.batches import InMemory, as_batches
 from vibayes.training.checkpoint import Keeper
 from vibayes.training.history import History
-from vibayes.training.problem import Noise, Problem, mean_noise
+from vibayes.training.problem import Noise, Problem, Single, mean_noise
 from vibayes.training.progress import Progress
 from vibayes.training.run import Options, check_options, find_device, fingerprint
 from vibayes.training.schedules import Schedule, as_schedule
@@ -59,8 +59,7 @@ class Stacked(Problem):
             for name, tensors in _by_name([dict(m.named_parameters()) for m in models]).items()
         }
         self._buffers = {
-            name: torch.stack(tensors)
-            for name, tensors in _by_name([_stackable(m) for m in models]).items()
+            name: torch.stack(tensors) for name, tensors in _by_name([_stackable(m) for m in models]).items()
         }
         self.parameters = [p for p in self._parameters.values() if p.requires_grad]
         self.jitter = self._buffers["jitter"]
@@ -173,7 +172,7 @@ def fit_many(
     steps: int | None = None,
     batch_size: int | None = None,
     lr: float | Sequence[float] = 1e-2,
-    lr_schedule: Schedule | None = None,
+    lr_schedule: float | Schedule = 1.0,
     kl_weight: float | Schedule = 1.0,
     n_samples: int | None = None,
     seed: int | Sequence[int] = 0,
@@ -229,15 +228,16 @@ def fit_many(
     models, datasets = list(models), list(datasets)
     R = len(models)
     if R == 0 or len(datasets) != R:
-        raise ConfigurationError(f"fit_many needs one data set per model; got {R} models and {len(datasets)} data sets.")
+        raise ConfigurationError(
+            f"fit_many needs one data set per model; got {R} models and {len(datasets)} data sets."
+        )
     rates, seeds = _each(lr, R, "lr"), _seeds(seed, R)
     _check_alike(models)
     place = models[0].device if device is None else find_device(device)
     options = Options(
         steps=steps,
         max_steps=max_steps,
-        lr=min(rates),
-        lr_schedule=lr_schedule or (lambda step: 1.0),
+        lr_schedule=as_schedule(lr_schedule),
         kl_weight=as_schedule(kl_weight),
         n_samples=n_samples or (10 if models[0].draws_differ else 1),
         log_every=log_every,
@@ -245,14 +245,14 @@ def fit_many(
         graph=graph,
         compile=compile,
     )
-    check_options(options, n_samples)
+    check_options(options, n_samples, rates)
     sources = [_source(data, batch_size, s) for data, s in zip(datasets, seeds, strict=True)]
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         for model, source, s in zip(models, sources, seeds, strict=True):
             torch.manual_seed(s)
             model.to(place)
             if not bool(model.ready):
-                model.initialize(*source.start())
+                model.initialize(*source.start()[:2])
             source.begin(model)
         _check_sizes(sources)
         size = chunk if chunk is not None else _chunk(models, sources, options, place)
@@ -261,7 +261,7 @@ def fit_many(
             for first in range(0, R, size):
                 part = slice(first, first + size)
                 torch.manual_seed(seeds[first])
-                problem = Stacked(models[part], sources[part], options.n_samples, noise)
+                problem = _problem(models[part], sources[part], options.n_samples, noise)
                 mark = fingerprint(models[first], sources[part], options, "adam", seeds[part], rates[part])
                 path = None if checkpoint is None else _chunk_path(checkpoint, first, R, size)
                 keeper = Keeper(path, checkpoint_seconds, mark)
@@ -272,8 +272,18 @@ def fit_many(
                 try:
                     histories += run.train()
                 finally:
-                    problem.hand_back()
+                    if isinstance(problem, Stacked):
+                        problem.hand_back()
     return histories
+
+
+def _problem(
+    models: Sequence[TrainableModel], sources: Sequence[InMemory], n_samples: int, noise: Noise | None
+) -> Single | Stacked:
+    """One model needs no axis of replicas, unless noise comes with one."""
+    if len(models) == 1 and noise is None:
+        return Single(models[0], sources[0], n_samples)
+    return Stacked(models, sources, n_samples, noise)
 
 
 def _chunk_path(checkpoint: str | os.PathLike[str], first: int, R: int, size: int) -> Path:
@@ -285,7 +295,7 @@ def _each(value: "T | Sequence[T]", R: int, what: str) -> list[T]:
     values = list(value) if isinstance(value, Sequence) else [value] * R
     if len(values) != R:
         raise ConfigurationError(f"{what} must be one value or one for each of {R} models; got {len(values)}.")
-    return values  # type: ignore[return-value]
+    return values
 
 
 def _seeds(seed: int | Sequence[int], R: int) -> list[int]:

@@ -1,0 +1,200 @@
+"""An experiment is data: what is trained on what, how, and which tables of the thesis it stands beside."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from vibayes.errors import ConfigurationError
+from vibayes.experiments.names import check_name
+
+__all__ = ["Experiment", "ModelSpec", "Unit", "merge", "override"]
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model of an experiment.
+
+    Attributes:
+        builder: a name in `vibayes.experiments.models.MODELS`.
+        options: sections `data`, `model`, `training` that differ from the experiment's.
+        by_dataset: the same for single data sets; these come last.
+        depths: the depths it is built with; each becomes `model.depth`. Empty: it has none.
+        priors: the priors it is built with; each becomes `model.prior`. Empty: it has none.
+        columns: further columns of the thesis's table that tell this model's rows, such as `feature_dim`.
+    """
+
+    builder: str
+    options: Options = field(default_factory=dict)
+    by_dataset: Mapping[str, Options] = field(default_factory=dict)
+    depths: tuple[int, ...] = ()
+    priors: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment of the thesis.
+
+    Attributes:
+        name: what `vibayes bench run` takes.
+        title: one line.
+        labels: the figures and tables of the thesis that it stands for.
+        datasets: names that `vibayes.datasets.load` takes.
+        splits: the splits of each data set.
+        models: by the name they have in the thesis's tables.
+        options: sections `data`, `model`, `training` shared by all models.
+        by_dataset: the same for single data sets.
+        metrics: what is measured after training.
+        tables: names of the reference tables.
+        note: what to know: choices that the thesis leaves open.
+        needs: what is missing before it can run; empty when nothing is.
+        script: a module whose function `run` draws figures, for experiments that are not a sweep.
+    """
+
+    name: str
+    title: str
+    labels: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    splits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    models: Mapping[str, ModelSpec] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
+    by_dataset: Mapping[str, Options] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    note: str = ""
+    needs: str = ""
+    script: str = ""
+
+    def options_of(self, model: str, dataset: str) -> dict[str, Any]:
+        """All options of one model on one data set: the experiment's, then the data set's, then the model's."""
+        spec = self.models[model]
+        return merge(
+            {"data": {}, "model": {}, "training": {}, "dtype": "float64", "seed": 0},
+            self.options,
+            self.by_dataset.get(dataset, {}),
+            spec.options,
+            spec.by_dataset.get(dataset, {}),
+        )
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One run: a model with all its options on one split of one data set.
+
+    Attributes:
+        experiment: name of the experiment.
+        dataset: name of the data set.
+        model: the model's name in the tables.
+        builder: what builds it.
+        options: everything that changes the result.
+        split: number of the split.
+        metrics: what to measure.
+    """
+
+    experiment: str
+    dataset: str
+    model: str
+    builder: str
+    options: Options
+    split: int
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Ten letters that stand for all options: another option, another run.
+
+        The device, the number of threads and how runs are grouped change rounding only. They are written into result
+        files but are not part of it.
+        """
+        content = {"builder": self.builder, "dataset": self.dataset, "options": self.options}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def family(self) -> PurePosixPath:
+        """The folder, below that of all results, with the results of all splits."""
+        return PurePosixPath(self.experiment, self.dataset, f"{_slug(self.model)}-{self.digest}")
+
+    @property
+    def path(self) -> PurePosixPath:
+        """The result file, below the folder of all results."""
+        return self.family / f"split-{self.split}.json"
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The values by which rows of the thesis's tables are found."""
+        model = self.options.get("model", {})
+        found = {"dataset": self.dataset, "model": self.model}
+        found |= {key: str(model[key]) for key in ("depth", "prior") if model.get(key) is not None}
+        return found | dict(self.options.get("columns", {}))
+
+    @property
+    def title(self) -> str:
+        """For people: data set, model, depth and prior."""
+        extra = [f"{key} {value}" for key, value in self.columns.items() if key not in ("dataset", "model")]
+        return " ".join([self.dataset, self.model, *extra])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, to send to another process."""
+        return {
+            "experiment": self.experiment,
+            "dataset": self.dataset,
+            "model": self.model,
+            "builder": self.builder,
+            "options": copy.deepcopy(dict(self.options)),
+            "split": self.split,
+            "metrics": list(self.metrics),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Unit":
+        """The inverse of `to_dict`."""
+        return cls(**{**values, "metrics": tuple(values["metrics"])})
+
+
+def merge(*parts: Options) -> dict[str, Any]:
+    """Options from several places; what comes later wins, section by section.
+
+    >>> merge({"model": {"a": 1, "b": 2}}, {"model": {"b": 3}, "seed": 1})
+    {'model': {'a': 1, 'b': 3}, 'seed': 1}
+    """
+    result: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            old = result.get(key)
+            both = isinstance(value, Mapping) and isinstance(old, dict)
+            result[key] = merge(old, value) if both else copy.deepcopy(value)  # type: ignore[arg-type]
+    return result
+
+
+def override(options: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Options with one changed, by its name (`lr`) or section and name (`training.lr`).
+
+    >>> override({"training": {"lr": 0.1}}, "lr", 0.2)
+    {'training': {'lr': 0.2}}
+    """
+    places = {f"{s}.{k}": (s, k) for s, part in options.items() if isinstance(part, dict) for k in part}
+    places |= {k: ("", k) for k, part in options.items() if not isinstance(part, dict)}
+    by_leaf: dict[str, list[str]] = {}
+    for full in places:
+        by_leaf.setdefault(full.rpartition(".")[2], []).append(full)
+    full = by_leaf[key][0] if key not in places and len(by_leaf.get(key, [])) == 1 else key
+    if full not in places:
+        if len(by_leaf.get(key, [])) > 1:
+            raise ConfigurationError(f"{key!r} could be {' or '.join(by_leaf[key])}; write it in full.")
+        full = check_name(key, sorted({*places, *by_leaf}), "option")
+        return override(options, full, value)
+    section, leaf = places[full]
+    return merge(options, {section: {leaf: value}} if section else {leaf: value})
+
+
+def _slug(text: str) -> str:
+    """A name that is safe in a path: `fac->gi` becomes `fac-gi`."""
+    kept = "".join(c if c.isalnum() or c in "._" else "-" for c in text)
+    return "-".join(part for part in kept.split("-") if part)

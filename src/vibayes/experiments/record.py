@@ -1,0 +1,168 @@
+"""What an experiment writes: figures, numbers beside the published ones, and where they came from."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import vibayes
+from vibayes.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Claim", "Number", "Result", "double_precision", "prepare_folder", "provenance", "write_json"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a figure or table.
+
+    Attributes:
+        name: what it is.
+        ours: what this run got.
+        thesis: what the thesis prints; None where it prints nothing.
+        reference: what an independent computation of the same set-up got; None where there is none.
+        note: why the two need not agree.
+    """
+
+    name: str
+    ours: float
+    thesis: float | None = None
+    reference: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the thesis about a figure, and whether this run bears it out."""
+
+    text: str
+    holds: bool
+
+
+@dataclass
+class Result:
+    """One figure with its numbers.
+
+    Attributes:
+        figure: the drawing.
+        numbers: its numbers.
+        claims: the thesis's statements about it.
+        setup: what the figure depends on, such as data, noise and starting values.
+    """
+
+    figure: "Figure"
+    numbers: list[Number]
+    claims: list[Claim] = field(default_factory=list)
+    setup: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the drawing, for JSON."""
+        return {
+            "setup": self.setup,
+            "numbers": [asdict(number) for number in self.numbers],
+            "claims": [asdict(claim) for claim in self.claims],
+        }
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """New modules and tensors are float64 inside, which kernel models want."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def provenance() -> dict[str, Any]:
+    """Code version, command and hardware of this process."""
+    return {
+        "version": vibayes.__version__,
+        "commit": _commit(),
+        "command": _command(),
+        "hardware": {
+            "machine": platform.machine(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "software": {"python": platform.python_version(), "torch": torch.__version__, "system": platform.system()},
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, with "+changes" if it was edited since; None when installed without git."""
+    folder = Path(vibayes.__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        # an environment may lie inside some other repository: ask whether that one holds this file
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _command() -> str:
+    program = Path(sys.argv[0])
+    name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+    if program.name == "__main__.py" and program.parent.parent.name == "vibayes":
+        name = f"python -m vibayes.{program.parent.name}"
+    return " ".join([name, *(shlex.quote(argument) for argument in sys.argv[1:])])
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def prepare_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder for results and find out before the work starts whether it can be written to."""
+    folder = Path(path)
+    probe = folder / f".{uuid.uuid4().hex}.probe"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(f"Cannot write to the folder {folder}: {reason}. Choose another one with --out.") from error
+    return folder
+
+
+def write_json(path: Path, values: dict[str, Any]) -> Path:
+    """Write a JSON file completely or not at all: aside first, then renamed."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        try:
+            aside.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"Cannot write {path}: {error.strerror or error}. Choose another folder.") from error
+    return path

@@ -1,0 +1,183 @@
+"""Linear algebra against dense formulas, scipy and finite differences."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal, kl_divergence
+
+import vibayes as vb
+from vibayes import linalg
+
+
+def spd(n: int, *batch: int) -> Tensor:
+    root = torch.randn(*batch, n, n)
+    return root @ root.mT + 0.5 * torch.eye(n)
+
+
+def test_jitter_is_a_share_of_the_mean_diagonal() -> None:
+    K = torch.stack([spd(3), 100 * spd(3)])
+    added = linalg.add_jitter(K, 0.01) - K
+    for k in range(2):
+        torch.testing.assert_close(added[k], 0.01 * K[k].diagonal().mean() * torch.eye(3))
+    torch.testing.assert_close(linalg.add_jitter(K, torch.tensor(0.01)) - K, added)
+
+
+@pytest.mark.parametrize(("dtype", "jitter"), [(torch.float64, 1e-6), (torch.float32, 1e-4)])
+def test_default_jitter(dtype: torch.dtype, jitter: float) -> None:
+    assert linalg.default_jitter(dtype) == jitter
+
+
+def test_other_dtypes_have_no_jitter() -> None:
+    with pytest.raises(vb.ConfigurationError, match=r"float32 or float64.*model\.double\(\)"):
+        linalg.default_jitter(torch.float16)
+
+
+def test_cholesky_fails_only_where_it_fails() -> None:
+    K = torch.stack([spd(4), -torch.eye(4), spd(4)])
+    L, info = linalg.cholesky(K)
+    assert (info != 0).tolist() == [False, True, False]
+    assert torch.isnan(L[1]).all()
+    torch.testing.assert_close(L[0] @ L[0].mT, K[0])
+    torch.testing.assert_close(L[2] @ L[2].mT, K[2])
+
+
+def test_jitter_rescues_a_singular_matrix() -> None:
+    K = torch.ones(3, 3)
+    assert bool(linalg.cholesky(K)[1] != 0)
+    L, info = linalg.cholesky(K, 1e-6)
+    assert int(info) == 0
+    torch.testing.assert_close(L @ L.mT, K + 1e-6 * torch.eye(3))
+
+
+def test_failed_cholesky_under_vmap_spares_the_gradients_of_the_others() -> None:
+    scale = torch.tensor([1.0, -1.0, 2.0], requires_grad=True)
+    base = spd(3)
+    values = torch.func.vmap(lambda s: linalg.logdet_factor(linalg.cholesky(s * base)[0]))(scale)
+    assert torch.isnan(values).tolist() == [False, True, False]
+    (gradient,) = torch.autograd.grad(values[0] + values[2], scale)
+    torch.testing.assert_close(gradient[[0, 2]], torch.tensor([3.0, 1.5]))
+
+
+def test_semidefinite_factor_is_the_cholesky_factor() -> None:
+    K = spd(5, 2)
+    torch.testing.assert_close(linalg.semidefinite_factor(K), torch.linalg.cholesky(K))
+    torch.testing.assert_close(torch.func.vmap(linalg.semidefinite_factor)(K), torch.linalg.cholesky(K))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_semidefinite_factor_of_a_singular_matrix(dtype: torch.dtype) -> None:
+    root = torch.randn(6, 2, dtype=dtype)
+    K = root @ root.mT - 10 * torch.finfo(dtype).eps * torch.eye(6, dtype=dtype)  # below zero by rounding
+    L = linalg.semidefinite_factor(K)
+    assert torch.equal(L, L.tril())
+    torch.testing.assert_close(L @ L.mT, K, atol=1e3 * torch.finfo(dtype).eps, rtol=0)
+    assert not torch.isnan(linalg.semidefinite_factor(torch.full((3, 3), torch.nan))).any()
+
+
+@pytest.mark.parametrize("n", [1, 7, 128, 129, 300])
+def test_triangular_solves(n: int) -> None:
+    L, B = torch.linalg.cholesky(spd(n) + n * torch.eye(n)), torch.randn(n, 3)
+    for solve in (linalg.solve_lower, linalg.solve_lower_many):
+        torch.testing.assert_close(L @ solve(L, B), B)
+    for solve in (linalg.solve_lower_transposed, linalg.solve_lower_transposed_many):
+        torch.testing.assert_close(L.mT @ solve(L, B), B)
+
+
+def test_solves_of_many_columns_err_no_more_than_substitution() -> None:
+    """An ill-conditioned kernel matrix, against twice the digits."""
+    x = torch.linspace(0, 1, 150)[:, None]
+    K = linalg.add_jitter(vb.SquaredExponential(1, lengthscale=0.2)(x), 1e-6).detach()
+    exact_L = torch.linalg.cholesky(K)
+    B = torch.randn(150, 20)
+    exact = linalg.solve_lower(exact_L, B)
+    exact_transposed = linalg.solve_lower_transposed(exact_L, B)
+    L, low = exact_L.float(), B.float()
+
+    def error(found: Tensor, reference: Tensor) -> float:
+        return float((found - reference).norm() / reference.norm())
+
+    plain = error(linalg.solve_lower(L, low), exact)
+    plain_transposed = error(linalg.solve_lower_transposed(L, low), exact_transposed)
+    assert error(linalg.solve_lower_many(L, low), exact) < 2 * plain
+    assert error(linalg.solve_lower_transposed_many(L, low), exact_transposed) < 2 * plain_transposed
+
+
+def test_log_determinant_and_normal_density() -> None:
+    K = spd(4)
+    L = torch.linalg.cholesky(K)
+    torch.testing.assert_close(linalg.logdet_factor(L), torch.logdet(K))
+    residual = torch.randn(4, 3)
+    normal = scipy.stats.multivariate_normal(np.zeros(4), K.numpy())
+    expected = sum(normal.logpdf(residual[:, p].numpy()) for p in range(3))
+    assert math.isclose(float(linalg.log_normal(residual, L)), expected, rel_tol=1e-12)
+
+
+def test_lower_factor() -> None:
+    raw = torch.randn(2, 3, 3)
+    factor = linalg.lower_factor(raw)
+    assert torch.equal(factor, factor.tril())
+    torch.testing.assert_close(factor.diagonal(dim1=1, dim2=2), raw.diagonal(dim1=1, dim2=2).exp())
+    assert torch.equal(factor.tril(-1), raw.tril(-1))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gaussian_kl(shared: bool) -> None:
+    mean, R = torch.randn(4, 3), torch.randn(1 if shared else 3, 4, 4)
+    log_det = torch.logdet(R @ R.mT)
+    standard = MultivariateNormal(torch.zeros(4), torch.eye(4))
+    expected = sum(
+        kl_divergence(MultivariateNormal(mean[:, p], (R @ R.mT)[0 if shared else p]), standard) for p in range(3)
+    )
+    torch.testing.assert_close(linalg.gaussian_kl(mean, R, log_det), expected)
+
+
+def moments(K: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """Plain algebra for `conditional_moments`."""
+    A = torch.linalg.solve(torch.linalg.cholesky(K), Kit)
+    change = torch.einsum("mn,qmk,kn->nq", A, R @ R.mT - torch.eye(len(K)), A)
+    return A.mT @ mean, change
+
+
+@pytest.mark.parametrize("outputs", [(1, 1), (3, 3), (3, 1)])
+def test_conditional_moments_and_their_gradients(outputs: tuple[int, int]) -> None:
+    P, Q = outputs
+    base, Kit, mean, R = spd(4), torch.randn(4, 5), torch.randn(4, P), torch.randn(Q, 4, 4)
+    inputs = [t.requires_grad_() for t in (base, Kit, mean, R)]
+
+    def ours(base: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        K = 0.5 * (base + base.mT)  # a kernel matrix is symmetric, and so are its changes
+        return linalg.conditional_moments(K, linalg.cholesky(K)[0], *rest)
+
+    for mine, plain in zip(ours(*inputs), moments(*inputs), strict=True):
+        torch.testing.assert_close(mine, plain)
+    assert torch.autograd.gradcheck(ours, inputs)
+    assert torch.autograd.gradgradcheck(ours, inputs)  # not silently wrong when differentiated twice
+
+
+def test_conditional_moments_under_vmap() -> None:
+    K, Kit, mean, R = spd(3, 4), torch.randn(4, 3, 5), torch.randn(4, 3, 2), torch.randn(4, 2, 3, 3)
+
+    def loss(K: Tensor, Kit: Tensor) -> Tensor:
+        def one(K: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> Tensor:
+            m, v = linalg.conditional_moments(K, linalg.cholesky(K)[0], Kit, mean, R)
+            return m.sum() + v.square().sum()
+
+        return torch.func.vmap(one)(K, Kit, mean, R).sum()
+
+    def looped(K: Tensor, Kit: Tensor) -> Tensor:
+        pairs = [moments(K[i], Kit[i], mean[i], R[i]) for i in range(4)]
+        return sum((m.sum() + v.square().sum() for m, v in pairs), torch.zeros(()))
+
+    K.requires_grad_(), Kit.requires_grad_()
+    torch.testing.assert_close(loss(K, Kit), looped(K, Kit))
+    for mine, plain in zip(
+        torch.autograd.grad(loss(K, Kit), (K, Kit)), torch.autograd.grad(looped(K, Kit), (K, Kit)), strict=True
+    ):
+        torch.testing.assert_close(
+            0.5 * (mine + mine.mT) if mine.shape == K.shape else mine,
+            0.5 * (plain + plain.mT) if plain.shape == K.shape else plain,
+        )

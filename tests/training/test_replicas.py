@@ -1,0 +1,187 @@
+"""`fit_many`: identity 17, padding, minibatches, roll-back of single replicas."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import vibayes as vb
+
+
+def data(r: int, n: int = 30) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(r)
+    x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    return x, (x[:, 0] * (1 + r)).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+def classes(r: int, n: int = 30) -> tuple[Tensor, Tensor]:
+    x, y = data(r, n)
+    return x, (y > 0).long() + (y > 0.5).long()
+
+
+def regression_model(r: int) -> vb.Model:
+    torch.manual_seed(100 + r)
+    gp = vb.GP(1, kernel=vb.SquaredExponential(2, ard=True), posterior=vb.LocalInducing(6))
+    return vb.Model(gp, vb.Gaussian(0.2), standardize="both")
+
+
+def class_model(r: int) -> vb.Model:
+    torch.manual_seed(100 + r)
+    gp = vb.GP(3, kernel=vb.Matern52(2), posterior=vb.LocalInducing(5))
+    return vb.Model(gp, vb.Categorical(n_latent_noise=4), standardize="inputs")
+
+
+def deep_model(r: int) -> vb.Model:
+    torch.manual_seed(100 + r)
+    first = vb.GP(2, kernel=vb.SquaredExponential(2), mean=vb.IdentityMean(), noise=1e-2, posterior=vb.LocalInducing(5))
+    last = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(5, form="pseudo"))
+    return vb.Model(torch.nn.Sequential(first, last), vb.Gaussian(0.2), standardize="both")
+
+
+def assert_alike(ours: vb.Model, theirs: vb.Model, rtol: float = 1e-9) -> None:
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=rtol, atol=1e-11), name
+
+
+@pytest.mark.parametrize("batch_size", [None, 8])
+@pytest.mark.parametrize("sizes", [(30, 30, 30), (30, 27, 22)])
+def test_regression_follows_separate_fits(batch_size: int | None, sizes: tuple[int, ...]) -> None:
+    sets = [data(r, n) for r, n in enumerate(sizes)]
+    options = {"steps": 60, "batch_size": batch_size, "log_every": 20, "progress": False}
+    together = [regression_model(r) for r in range(3)]
+    histories = vb.fit_many(together, sets, seed=[3, 4, 5], lr=[0.01, 0.02, 0.005], chunk=3, **options)
+    for r in range(3):
+        alone = regression_model(r)
+        history = vb.fit(alone, sets[r], seed=3 + r, lr=[0.01, 0.02, 0.005][r], **options)
+        assert_alike(together[r], alone)
+        assert histories[r].step == history.step == [20, 40, 60]
+        assert histories[r].elbo == pytest.approx(history.elbo, rel=1e-9)
+        assert histories[r].noise == pytest.approx(history.noise, rel=1e-9)
+        x = sets[r][0]
+        assert torch.allclose(together[r].predict(x).mean, alone.predict(x).mean, rtol=1e-8)
+        assert float(together[r].elbo(*sets[r]).value.detach()) == pytest.approx(
+            float(alone.elbo(*sets[r]).value.detach()), rel=1e-9
+        )
+
+
+@pytest.mark.parametrize(
+    ("build", "make", "shapes"),
+    [
+        (class_model, classes, {"likelihood": (4, 10, 3)}),
+        (deep_model, data, {"0.rows": (10, 2)}),
+    ],
+)
+def test_draws_with_the_same_noise_follow_separate_fits(build, make, shapes) -> None:  # type: ignore[no-untyped-def]
+    """Identity 17: the same noise in joint and separate training."""
+    R, S, steps = 3, 2, 25
+    sets = [make(r) for r in range(R)]
+
+    def noise(step: int) -> Mapping[str, Tensor]:
+        generator = torch.Generator().manual_seed(step)
+        return {
+            site: torch.randn(R, S, *shape, generator=generator, dtype=torch.float64) for site, shape in shapes.items()
+        }
+
+    options = {"steps": steps, "batch_size": 10, "n_samples": S, "log_every": 5, "progress": False}
+    together = [build(r) for r in range(R)]
+    vb.fit_many(together, sets, chunk=R, noise=noise, seed=[0, 1, 2], **options)
+    for r in range(R):
+        alone = build(r)
+        mine = lambda step, r=r: {site: value[r] for site, value in noise(step).items()}  # noqa: E731
+        vb.fit(alone, sets[r], noise=mine, seed=r, **options)
+        assert_alike(together[r], alone, rtol=1e-8)
+
+
+def test_replicas_have_their_own_draws() -> None:
+    """The same model and data twice, one seed: with fresh noise the replicas must part."""
+    models = [deep_model(0), deep_model(0)]
+    vb.fit_many(models, [data(0), data(0)], steps=5, seed=[0, 0], chunk=2, n_samples=2, progress=False)
+    a, b = (m.network[0].posterior.mean for m in models)
+    assert not torch.allclose(a, b)
+
+
+def test_chunks_give_the_same_models() -> None:
+    sets = [data(r) for r in range(5)]
+    results = []
+    for chunk in (1, 2, 5):
+        models = [regression_model(r) for r in range(5)]
+        vb.fit_many(models, sets, steps=30, chunk=chunk, progress=False)
+        results.append(models)
+    for models in results[1:]:
+        for ours, theirs in zip(models, results[0], strict=True):
+            assert_alike(ours, theirs)
+
+
+def test_a_diverging_replica_disturbs_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    sets = [data(r) for r in range(3)]
+    healthy = [regression_model(r) for r in range(3)]
+    vb.fit_many(healthy, sets, steps=60, chunk=3, log_every=5, progress=False)
+    models = [regression_model(r) for r in range(3)]
+    with torch.no_grad():
+        models[1].network.posterior.raw_factor.fill_(1000.0)  # exp overflows: never finite
+    histories = vb.fit_many(models, sets, steps=60, chunk=3, log_every=5, progress=False)
+    assert_alike(models[0], healthy[0])
+    assert_alike(models[2], healthy[2])
+    assert histories[1].stopped.startswith("gave up")
+    assert len(histories[1].events) == 6
+    assert "Replica 1" in caplog.text
+    assert float(models[1].jitter) == pytest.approx(1e-6 * 10**5)
+    assert float(models[0].jitter) == pytest.approx(1e-6)
+
+
+def test_replicas_stop_by_themselves() -> None:
+    sets = [data(0, 20), data(1, 20)]
+    models = [regression_model(0), regression_model(1)]
+    histories = vb.fit_many(models, sets, chunk=2, log_every=5, tolerance=5e-2, progress=False, lr=0.05)
+    assert all(h.stopped == "the smoothed bound no longer rose" for h in histories)
+    first, second = sorted(h.step[-1] for h in histories)
+    assert first < 2000
+    assert first <= second
+
+
+def test_resume(tmp_path: Path) -> None:
+    sets = [data(r) for r in range(3)]
+    whole = [regression_model(r) for r in range(3)]
+    vb.fit_many(whole, sets, steps=60, batch_size=8, chunk=3, log_every=10, progress=False)
+
+    def stop(step: int) -> float:
+        if step == 37:
+            raise KeyboardInterrupt
+        return 1.0
+
+    options = {"steps": 60, "batch_size": 8, "chunk": 3, "log_every": 10, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        vb.fit_many([regression_model(r) for r in range(3)], sets, checkpoint=tmp_path / "c", kl_weight=stop, **options)
+    again = [regression_model(r) for r in range(3)]
+    histories = vb.fit_many(again, sets, checkpoint=tmp_path / "c", **options)
+    for ours, theirs in zip(again, whole, strict=True):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b)
+    assert histories[0].step == list(range(10, 61, 10))
+
+
+def test_models_that_differ_are_refused() -> None:
+    sets = [data(0), data(1)]
+    other = vb.Model(vb.GP(1, kernel=vb.Matern32(2), posterior=vb.LocalInducing(6)), vb.Gaussian(0.2))
+    with pytest.raises(vb.ConfigurationError, match="Model 1"):
+        vb.fit_many([regression_model(0), other], sets, steps=1, progress=False)
+    more = vb.Model(
+        vb.GP(1, kernel=vb.SquaredExponential(2, ard=True), posterior=vb.LocalInducing(7)),
+        vb.Gaussian(0.2),
+        standardize="both",
+    )
+    with pytest.raises(vb.ConfigurationError, match="n_inducing"):
+        vb.fit_many([regression_model(0), more], sets, steps=1, progress=False)
+    model = regression_model(0)
+    with pytest.raises(vb.ConfigurationError, match="same object"):
+        vb.fit_many([model, model], sets, steps=1, progress=False)
+    with pytest.raises(vb.ConfigurationError, match="one data set per model"):
+        vb.fit_many([model], sets, steps=1, progress=False)
+    with pytest.raises(vb.ConfigurationError, match="one for each of 2 models"):
+        vb.fit_many([regression_model(0), regression_model(1)], sets, lr=[0.1], steps=1, progress=False)
+    with pytest.raises(vb.ConfigurationError, match="at least batch_size rows"):
+        vb.fit_many(
+            [regression_model(0), regression_model(1)], [data(0), data(1, 9)], batch_size=20, steps=1, progress=False
+        )

@@ -99,8 +99,14 @@ def main() -> None:
             times = measure(steps, arguments.repeats)
             ours, theirs = (statistics.median(times[name]) for name in ("vibayes", "gpytorch"))
             rows.append(
-                {"dtype": str(dtype), "M": M, "vibayes_ms": 1e3 * ours, "gpytorch_ms": 1e3 * theirs,
-                 "ratio": theirs / ours, "best_ratio": min(times["gpytorch"]) / min(times["vibayes"])}
+                {
+                    "dtype": str(dtype),
+                    "M": M,
+                    "vibayes_ms": 1e3 * ours,
+                    "gpytorch_ms": 1e3 * theirs,
+                    "ratio": theirs / ours,
+                    "best_ratio": min(times["gpytorch"]) / min(times["vibayes"]),
+                }
             )
             print(
                 f"{str(dtype):14} M={M:4d}  vibayes {1e3 * ours:7.2f} ms  gpytorch {1e3 * theirs:7.2f} ms  "

@@ -142,10 +142,10 @@ def moments(K: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> tuple[Tensor, Te
     return A.mT @ mean, change
 
 
-@pytest.mark.parametrize("outputs", [(1, 1), (3, 3), (3, 1)])
+@pytest.mark.parametrize("outputs", [(1, 1), (2, 2), (2, 1)])
 def test_conditional_moments_and_their_gradients(outputs: tuple[int, int]) -> None:
     P, Q = outputs
-    base, Kit, mean, R = spd(4), torch.randn(4, 5), torch.randn(4, P), torch.randn(Q, 4, 4)
+    base, Kit, mean, R = spd(3), torch.randn(3, 4), torch.randn(3, P), torch.randn(Q, 3, 3)
     inputs = [t.requires_grad_() for t in (base, Kit, mean, R)]
 
     def ours(base: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +155,7 @@ def test_conditional_moments_and_their_gradients(outputs: tuple[int, int]) -> No
     for mine, plain in zip(ours(*inputs), moments(*inputs), strict=True):
         torch.testing.assert_close(mine, plain)
     assert torch.autograd.gradcheck(ours, inputs)
-    assert torch.autograd.gradgradcheck(ours, inputs)  # not silently wrong when differentiated twice
+    assert torch.autograd.gradgradcheck(ours, inputs, fast_mode=True)  # not silently wrong when differentiated twice
 
 
 def test_conditional_moments_under_vmap() -> None:

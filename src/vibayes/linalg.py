@@ -161,7 +161,9 @@ def conditional_moments(
         mean: means of `v`, one column per output.
         factor: `R`, one per output or one for all.
     """
-    result: tuple[Tensor, ...] = _ConditionalMoments.apply(Kii, L.detach(), Kit, mean, factor)
+    result: tuple[Tensor, ...] = _ConditionalMoments.apply(  # type: ignore[no-untyped-call]
+        Kii, L.detach(), Kit, mean, factor
+    )
     return result[0], result[1]
 
 
@@ -227,15 +229,17 @@ class _ConditionalMoments(torch.autograd.Function):
         if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
             L = cholesky(Kii)[0]
             A, B, T = _ConditionalMoments.forward(Kii, L, Kit, mean, R)[2:]
-        g = g_variance.mT[:, None, :]  # [Q, 1, N]
-        d_A = mean @ g_mean.mT + 2.0 * (g * T).sum(-3)  # [M, N]
+        g = 2.0 * g_variance.mT[:, None, :]  # [Q, 1, N]
+        d_A = mean @ g_mean.mT  # [M, N]
+        for gq, Tq in zip(g.unbind(-3), T.unbind(-3), strict=True):
+            d_A = torch.addcmul(d_A, gq, Tq)
         d_Kit = solve_lower_transposed_many(L, d_A)
         d_mean = A @ g_mean  # [M, P]
-        S = (g * A) @ A.mT  # [Q, M, M], symmetric
+        S = (g * A) @ A.mT  # [Q, M, M], symmetric, with the factor 2 of both gradients it serves
         # d_A A^T without another product over the data rows
-        W = mean @ d_mean.mT + 2.0 * (B @ S).sum(-3)  # [M, M]
+        W = mean @ d_mean.mT + (B @ S).sum(-3)  # [M, M]
         # Since d_L = -L^-T W, the backward pass of the factorization (Murray 2016) is -L^-T Phi(W) L^-1, symmetrised,
         # where Phi takes the lower triangle and halves the diagonal.
         phi = W.tril() - 0.5 * torch.diag_embed(W.diagonal(dim1=-2, dim2=-1))
         half = solve_lower_transposed_many(L, solve_lower_transposed_many(L, phi).mT)
-        return -0.5 * (half + half.mT), None, d_Kit, d_mean, 2.0 * S @ R
+        return -0.5 * (half + half.mT), None, d_Kit, d_mean, S @ R

@@ -189,15 +189,16 @@ def compare_1d(
                 legend=False,
             )
             ax.xaxis.set_tick_params(labelbottom=i + columns >= len(panels))
+            ax.locator_params(axis="x", nbins=5)  # more numbers run into one another in a small panel
         for ax in grid[len(panels) :]:
             ax.remove()
         marks: dict[str, Any] = {}
         for ax in grid[: len(panels)]:
             for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
                 marks.setdefault(label, handle)
-        # in one line where it fits: a mark with its name is about an inch wide
-        columns_of_legend = min(len(marks), max(3, int(figure.get_figwidth() / 1.1)))
-        figure.legend(marks.values(), marks.keys(), loc="outside lower center", ncols=columns_of_legend)
+        # in one line where it fits: a mark with its name takes 1.2 inches or so
+        lines = math.ceil(1.2 * len(marks) / figure.get_figwidth())
+        figure.legend(marks.values(), marks.keys(), loc="outside lower center", ncols=math.ceil(len(marks) / lines))
     return figure
 
 

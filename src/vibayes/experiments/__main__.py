@@ -19,8 +19,8 @@ def _show(name: str, entry: dict[str, Any]) -> None:
     for number in entry["numbers"]:
         known = "".join(f"  {key} {number[key]:g}" for key in ("thesis", "reference") if number[key] is not None)
         print(f"  {number['name']:<44} {number['ours']:>10.4f}{known}")
-    for claim in entry["claims"]:
-        print(f"  {'yes' if claim['holds'] else 'NO '} {claim['text']}")
+    for statement in entry["statements"]:
+        print(f"  {'yes' if statement['holds'] else 'NO '} {statement['text']}")
     sys.stdout.flush()
 
 

@@ -128,9 +128,7 @@ _ORDER = (
     "gi-cifar10", "gi-mnist500", "gi-uncertainty", "dgp-uci", "dgp-compositional", "dwp-toy", "dwp-uci", "dwp-runtime",
 )  # fmt: skip
 
-EXPERIMENTS: dict[str, Experiment] = {
-    name: {e.name: e for e in (_INTRO, _DKL_UCI, *_LATER)}[name] for name in _ORDER
-}
+EXPERIMENTS: dict[str, Experiment] = {name: {e.name: e for e in (_INTRO, _DKL_UCI, *_LATER)}[name] for name in _ORDER}
 
 
 def register(experiment: Experiment) -> Experiment:

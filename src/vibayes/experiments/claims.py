@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Claim", "take"]
+__all__ = ["Claim", "free", "guard", "take", "wait"]
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 120.0
@@ -58,10 +58,10 @@ class Claim:
         self.release()
 
 
-def take(path: Path) -> Claim | None:
+def take(path: Path, guarded_by: Path) -> Claim | None:
     """Claim a piece of work, or None when somebody else is at it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _guard(path.parent / "guard"):  # so that two processes do not both take over one stale claim
+    with guard(guarded_by):  # so that two processes do not both take over one stale claim
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not _stale(path):
             return None
         path.unlink(missing_ok=True)
@@ -86,8 +86,9 @@ def take(path: Path) -> Claim | None:
 
 
 @contextlib.contextmanager
-def _guard(path: Path) -> Iterator[None]:
+def guard(path: Path) -> Iterator[None]:
     """One process of this machine at a time; the system lifts the lock of a process that dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:
@@ -147,3 +148,13 @@ def _alive(pid: int, started: str | None) -> bool:
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
             return False
     return not started or _started(pid) in ("", started)
+
+
+def free(path: Path) -> bool:
+    """Whether nobody is at a piece of work."""
+    return not path.exists() or _stale(path)
+
+
+def wait(seconds: float = 0.02) -> None:
+    """Let others get on."""
+    time.sleep(seconds)

@@ -95,6 +95,7 @@ class Unit:
         options: everything that changes the result.
         split: number of the split.
         metrics: what to measure.
+        marks: further columns of the thesis's table that tell this run's rows.
     """
 
     experiment: str
@@ -104,6 +105,7 @@ class Unit:
     options: Options
     split: int
     metrics: tuple[str, ...] = ()
+    marks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -132,7 +134,7 @@ class Unit:
         model = self.options.get("model", {})
         found = {"dataset": self.dataset, "model": self.model}
         found |= {key: str(model[key]) for key in ("depth", "prior") if model.get(key) is not None}
-        return found | dict(self.options.get("columns", {}))
+        return found | dict(self.marks)
 
     @property
     def title(self) -> str:
@@ -150,6 +152,7 @@ class Unit:
             "options": copy.deepcopy(dict(self.options)),
             "split": self.split,
             "metrics": list(self.metrics),
+            "marks": dict(self.marks),
         }
 
     @classmethod

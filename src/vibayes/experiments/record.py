@@ -1,12 +1,10 @@
 """What an experiment writes: figures, numbers beside the published ones, and where they came from."""
 
-import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import vibayes
-from vibayes.errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Claim", "Number", "Result", "double_precision", "prepare_folder", "provenance", "write_json"]
+__all__ = ["Number", "Result", "Statement", "double_precision", "provenance"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,8 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A statement of the thesis about a figure, and whether this run bears it out."""
+class Statement:
+    """What the thesis says of a figure, and whether this run bears it out."""
 
     text: str
     holds: bool
@@ -58,13 +55,13 @@ class Result:
     Attributes:
         figure: the drawing.
         numbers: its numbers.
-        claims: the thesis's statements about it.
+        statements: the thesis's statements about it.
         setup: what the figure depends on, such as data, noise and starting values.
     """
 
     figure: "Figure"
     numbers: list[Number]
-    claims: list[Claim] = field(default_factory=list)
+    statements: list[Statement] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +69,7 @@ class Result:
         return {
             "setup": self.setup,
             "numbers": [asdict(number) for number in self.numbers],
-            "claims": [asdict(claim) for claim in self.claims],
+            "statements": [asdict(statement) for statement in self.statements],
         }
 
 
@@ -138,31 +135,3 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor()
-
-
-def prepare_folder(path: str | os.PathLike[str]) -> Path:
-    """Make a folder for results and find out before the work starts whether it can be written to."""
-    folder = Path(path)
-    probe = folder / f".{uuid.uuid4().hex}.probe"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(f"Cannot write to the folder {folder}: {reason}. Choose another one with --out.") from error
-    return folder
-
-
-def write_json(path: Path, values: dict[str, Any]) -> Path:
-    """Write a JSON file completely or not at all: aside first, then renamed."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        try:
-            aside.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"Cannot write {path}: {error.strerror or error}. Choose another folder.") from error
-    return path

@@ -66,8 +66,7 @@ def train_group(
     """
     seeds = [int(unit.options.get("seed", 0)) + unit.split for unit in units]
     built = [
-        build(unit.builder, split, unit.options, seed)
-        for unit, split, seed in zip(units, splits, seeds, strict=True)
+        build(unit.builder, split, unit.options, seed) for unit, split, seed in zip(units, splits, seeds, strict=True)
     ]
     models = [model for model, _ in built]
     options = dict(built[0][1])

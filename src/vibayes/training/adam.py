@@ -8,7 +8,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from vibayes.training.graph import Step
+from vibayes.training.graph import Step, compiled
 from vibayes.training.history import History
 from vibayes.training.optim import Adam
 from vibayes.training.problem import Problem
@@ -61,6 +61,7 @@ class AdamRun:
         self.sites: list[str] = []
         self.in_window = 0
         self.good: dict[str, Any] = {}
+        self._bound = compiled(problem.bound) if options.compile else problem.bound
         self._one_step = Step(self._compute, problem, options)
 
     @property
@@ -116,7 +117,7 @@ class AdamRun:
     def _compute(self) -> None:
         """The tensor operations of one step."""
         problem = self.problem
-        bound = problem.bound()
+        bound = self._bound()
         log_likelihood, log_ratio = bound.log_likelihood.mean(1), bound.log_ratio.mean(1)
         objective = log_likelihood + self.kl_weight * log_ratio + bound.log_prior  # [R]
         gradients = torch.autograd.grad(-objective.sum(), problem.parameters, allow_unused=True)

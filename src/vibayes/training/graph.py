@@ -2,18 +2,42 @@
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from vibayes.training.problem import Problem
 from vibayes.training.run import Options
 
-__all__ = ["Step"]
+__all__ = ["Step", "compiled"]
 
 logger = logging.getLogger("vibayes")
 
 # Steps run eagerly before capture, so that every library has made its workspaces.
 _WARM_UP = 3
+
+
+T = TypeVar("T")
+
+
+def compiled(function: Callable[[], T]) -> Callable[[], T]:
+    """The function through `torch.compile`, or as it is where that fails; the reason is logged once."""
+    chosen: Callable[[], T] = torch.compile(function)
+    tried = False
+
+    def call() -> T:
+        nonlocal chosen, tried
+        if tried:
+            return chosen()
+        tried = True
+        try:
+            return chosen()
+        except Exception as error:
+            chosen = function
+            logger.warning("torch.compile failed and the step runs without it: %s", str(error).splitlines()[0])
+            return chosen()
+
+    return call
 
 
 class Step:
@@ -25,7 +49,7 @@ class Step:
     Args:
         function: the tensor operations of a step.
         problem: says whether steps are alike.
-        options: `graph` (None: where possible), `compile`.
+        options: `graph` (None: where possible).
     """
 
     def __init__(self, function: Callable[[], None], problem: Problem, options: Options) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from vibayes.training.checkpoint import Keeper
 from vibayes.training.history import History
 from vibayes.training.problem import Noise, Problem, Single, mean_noise
 from vibayes.training.progress import Progress
-from vibayes.training.run import Options, check_options, find_device, fingerprint
+from vibayes.training.run import Options, check_options, find_device, fingerprint, generators, set_generators
 from vibayes.training.schedules import Schedule, as_schedule
 
 __all__ = ["Stacked", "fit_many"]
@@ -211,8 +212,8 @@ def fit_many(
         log_every: see `fit`.
         max_steps: see `fit`.
         tolerance: see `fit`.
-        chunk: how many models train at once; chosen when None: on a GPU as many as fit into memory, on a CPU one,
-            since batching gains nothing there.
+        chunk: how many models train at once; when None, on a GPU as many as fit into memory, on a CPU what a short
+            measurement finds fastest. A run with a checkpoint keeps its choice when it resumes.
         graph: capture the step in a CUDA graph; where possible when None.
         compile: compile the bound with `torch.compile`.
         noise: prepared noise of the draws at a step, `[R, S, ...]` by name; for comparisons.
@@ -255,7 +256,9 @@ def fit_many(
                 model.initialize(*source.start()[:2])
             source.begin(model)
         _check_sizes(sources)
-        size = chunk if chunk is not None else _chunk(models, sources, options, place)
+        size = chunk or _kept_chunk(checkpoint) or _chunk(models, sources, options, place)
+        if checkpoint is not None:
+            _keep_chunk(checkpoint, size)
         histories: list[History] = []
         with Progress(steps or max_steps, show=progress, label=f"fit {R} models") as shown:
             for first in range(0, R, size):
@@ -284,6 +287,23 @@ def _problem(
     if len(models) == 1 and noise is None:
         return Single(models[0], sources[0], n_samples)
     return Stacked(models, sources, n_samples, noise)
+
+
+def _kept_chunk(checkpoint: str | os.PathLike[str] | None) -> int | None:
+    """The chunk that an interrupted run with this checkpoint had chosen."""
+    path = None if checkpoint is None else Path(f"{checkpoint}.chunk")
+    return int(path.read_text()) if path is not None and path.exists() else None
+
+
+def _keep_chunk(checkpoint: str | os.PathLike[str], size: int) -> None:
+    path = Path(f"{checkpoint}.chunk")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(size))
+    except OSError as error:
+        raise ConfigurationError(
+            f"The checkpoint {checkpoint} cannot be written ({error.strerror}). Choose a writable folder."
+        ) from error
 
 
 def _chunk_path(checkpoint: str | os.PathLike[str], first: int, R: int, size: int) -> Path:
@@ -360,20 +380,45 @@ def _structure(model: nn.Module) -> dict[str, Any]:
 def _chunk(
     models: Sequence[TrainableModel], sources: Sequence[InMemory], options: Options, device: torch.device
 ) -> int:
-    """How many replicas train at once: on a GPU what memory allows, on a CPU one."""
+    """How many replicas train at once: on a GPU what memory allows, on a CPU what measures fastest."""
     R = len(models)
-    if device.type != "cuda" or R == 1:
-        return 1 if device.type == "cpu" else R
+    if R == 1:
+        return 1
+    state = generators(device)
+    chosen = _fits(models, sources, options, device) if device.type == "cuda" else _fastest(models, sources, options)
+    set_generators(state, device)
+    return chosen
+
+
+def _evaluate(models: Sequence[TrainableModel], sources: Sequence[InMemory], n_samples: int) -> None:
+    """The costly part of one joint step."""
+    problem = _problem(models, sources, n_samples, None)
+    problem.load(0)
+    torch.autograd.grad(problem.bound().log_likelihood.sum(), problem.parameters, allow_unused=True)
+
+
+def _fits(models: Sequence[TrainableModel], sources: Sequence[InMemory], options: Options, device: torch.device) -> int:
+    R = len(models)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    probe = Stacked(models[:2], sources[:2], options.n_samples)
-    probe.load(0)
-    torch.autograd.grad(-probe.bound().objective().sum(), probe.parameters, allow_unused=True)
+    _evaluate(models[:2], sources[:2], options.n_samples)
     each = (torch.cuda.max_memory_allocated(device) - before) / 2
-    del probe
     free, _ = torch.cuda.mem_get_info(device)
     fits = max(1, int(0.4 * free / max(each, 1.0)))  # a captured graph keeps a pool of its own beside the eager one
     if fits < R:
         logger.info("Training %d of %d models at a time: each needs about %.2g GB.", fits, R, each / 1e9)
     return min(R, fits)
+
+
+def _fastest(models: Sequence[TrainableModel], sources: Sequence[InMemory], options: Options) -> int:
+    R = len(models)
+    found: dict[int, float] = {}
+    for size in sorted({1, min(5, R), min(20, R)}):
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            _evaluate(models[:size], sources[:size], options.n_samples)
+            times.append(time.perf_counter() - begin)
+        found[size] = min(times) / size
+    return min(found, key=lambda size: found[size])

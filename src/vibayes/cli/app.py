@@ -1,0 +1,109 @@
+"""The commands and how they fail: in one readable line."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from vibayes.errors import VibayesError
+
+__all__ = ["app"]
+
+
+class _Commands(TyperGroup):
+    """Errors of the package and of the file system become one line and exit code 1, an interrupt 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _say("interrupted", "what was written before is complete")
+            raise typer.Exit(130) from None
+        except BrokenPipeError:  # the reader of our output has had enough
+            raise
+        except (VibayesError, OSError) as error:
+            if ctx.params.get("debug"):
+                raise
+            _say("error", str(error))
+            raise typer.Exit(1) from None
+
+
+def _say(what: str, message: str) -> None:
+    line = Text.assemble((f"{what}: ", "bold red"), " ".join(message.split()))
+    Console(stderr=True).print(line, soft_wrap=True)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="vibayes",
+    help="Variational Bayesian models on PyTorch: build, train and compare them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(
+    help="Reproduce figures and tables of the thesis behind this package.", no_args_is_help=True, add_completion=False
+)
+app.add_typer(bench, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import vibayes
+
+        print(f"vibayes {vibayes.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from (a traceback).")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo-output"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer data and steps: seconds, but a rougher fit.")] = False,
+) -> None:
+    """Fit four Gaussian processes to a wavy function, compare them, and draw what they know.
+
+    Needs no data files, no network and no GPU, and about 20 seconds.
+    """
+    from vibayes.cli.demo import run
+
+    run(Console(), out, quick=quick)
+
+
+@bench.command("list")
+def bench_list() -> None:
+    """Show the experiments there are."""
+    from vibayes.cli.bench import show_experiments
+
+    show_experiments(Console())
+
+
+@bench.command("run")
+def bench_run(
+    name: Annotated[str, typer.Argument(help="The experiment; `vibayes bench list` shows them.")],
+    out: Annotated[Path, typer.Option(help="Folder for figures and numbers.")] = Path("results-local"),
+    figures: Annotated[
+        list[str] | None, typer.Option(help="Only these figures, with commas between them or one option for each.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn at random.")] = 0,
+) -> None:
+    """Run an experiment: figures, and a file with its numbers beside the published ones.
+
+    Data files are looked for in the folder $VIBAYES_DATA; figures without their data are skipped.
+    """
+    from vibayes.cli.bench import run_experiment
+
+    names = [part.strip() for given in figures for part in given.split(",") if part.strip()] if figures else None
+    run_experiment(Console(), name, out, names, seed)

@@ -1,0 +1,290 @@
+"""Running a sweep: claim a group, train it, write one result per run."""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vibayes.errors import ConfigurationError, DataError, VibayesError
+from vibayes.experiments import claims
+from vibayes.experiments.display import Display, ProgressFile
+from vibayes.experiments.executors import Executor, ThisProcess
+from vibayes.experiments.experiment import Unit
+from vibayes.experiments.record import provenance
+from vibayes.experiments.results import code_digest, finished, thin, writable_folder, write_result
+from vibayes.experiments.sweep import WORK, Group, plan, tidy
+from vibayes.experiments.training import load_split, measure, train_group
+from vibayes.training.checkpoint import load_state
+from vibayes.training.history import History
+
+__all__ = ["Outcome", "Settings", "Summary", "check_device", "run_sweep", "work"]
+
+logger = logging.getLogger("vibayes")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a sweep is run; none of it changes the results but for rounding.
+
+    Attributes:
+        out: the folder of results.
+        device: where to train; None: a GPU where there is one.
+        group: how many runs train together; None: all splits of a model on a GPU, one on a CPU, where training
+            together gains nothing and single runs are shared out better.
+        chunk: how many models of a group go through a step at once; None: chosen by `fit_many`.
+        checkpoint_seconds: how often a group's state is kept.
+        command: what was typed.
+        wait: whether to wait for runs that other processes are at.
+        show: whether to show progress.
+    """
+
+    out: Path
+    device: str | None = None
+    group: int | None = None
+    chunk: int | None = None
+    checkpoint_seconds: float = 15.0
+    command: str = ""
+    wait: bool = True
+    show: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a group: `state` is "done", "busy" (somebody else is at it) or "failed"."""
+
+    state: str
+    title: str
+    runs: int = 0
+    seconds: float = 0.0
+    message: str = ""
+
+
+@dataclass
+class Summary:
+    """What a sweep did.
+
+    Attributes:
+        wanted: how many runs were asked for.
+        before: how many were finished already.
+        trained: how many were trained now, here.
+        elsewhere: how many another process finished meanwhile.
+        failed: messages of groups that failed.
+        left: how many runs are not finished.
+        seconds: how long it took.
+    """
+
+    wanted: int = 0
+    before: int = 0
+    trained: int = 0
+    elsewhere: int = 0
+    failed: list[str] = field(default_factory=list)
+    left: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return not self.failed
+
+
+def check_device(device: str | None) -> str:
+    """The device to train on, or an error before anything starts."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(f"Unknown device {device!r}; use cpu, cuda or cuda:1.") from error
+    if place.type == "cuda" and (not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count()):
+        raise ConfigurationError(
+            f"device={device} was asked for, but this machine has {torch.cuda.device_count()} usable CUDA GPUs. "
+            "Leave --device out, or use --device cpu."
+        )
+    return device
+
+
+def run_sweep(units: Sequence[Unit], settings: Settings, executor: Executor | None = None) -> Summary:
+    """Train every run that has no result yet.
+
+    Args:
+        units: the runs.
+        settings: how.
+        executor: where groups are trained; this process when None.
+    """
+    begin = time.monotonic()
+    executor = executor or ThisProcess()
+    out = writable_folder(settings.out).resolve()
+    # an executor elsewhere has devices of its own, which its workers look for
+    device = check_device(settings.device) if executor.local else settings.device or executor.device
+    size = settings.group or (None if device.startswith("cuda") else 1)
+    how = {"chunk": settings.chunk, "executor": executor.name, "device": device}
+    summary = Summary(wanted=len(units))
+    summary.before = sum(finished(out, unit) is not None for unit in units)
+    message: dict[str, Any] = {
+        "out": str(out),
+        "device": device,
+        "checkpoint_seconds": settings.checkpoint_seconds,
+        "command": settings.command,
+        "executor": executor.name,
+    }
+    groups = plan(out, units, size=size, how=how)
+    attempted: set[Path] = set()
+    with Display(out, groups, show=settings.show, finished_before=summary.before, wanted=len(units)) as display:
+        while groups:
+            tasks = [{**message, "group": group.to_dict()} for group in groups]
+            busy = 0
+            for group, outcome in executor.run(work, tasks, groups, display):
+                if outcome.state == "busy":
+                    busy += 1
+                    continue
+                attempted.add(group.folder)
+                summary.trained += outcome.runs
+                if outcome.state == "failed":
+                    summary.failed.append(f"{outcome.title}: {outcome.message}")
+                display.done(group, outcome.state, outcome.message)
+                tidy(out, group.units)
+            if not busy or not settings.wait:
+                break
+            display.waiting(busy)
+            time.sleep(0.5)
+            groups = [group for group in plan(out, units, size=size, how=how) if group.folder not in attempted]
+    summary.left = sum(finished(out, unit) is None for unit in units)
+    summary.elsewhere = summary.wanted - summary.before - summary.trained - summary.left
+    summary.seconds = time.monotonic() - begin
+    return summary
+
+
+# -- one group, in whatever process ------------------------------------------------------------------------------
+
+
+def work(task: Mapping[str, Any], watch: Callable[[int], None] | None = None) -> Outcome:
+    """Claim a group and train it; never raises for what a run does wrong."""
+    group = Group.from_dict(task["group"])
+    out = Path(task["out"])
+    claim = claims.take(group.lock, out / WORK / "guard")
+    if claim is None:
+        return Outcome("busy", group.title)
+    begin = time.monotonic()
+    with claim:
+        try:
+            runs = _train(group, task, claim, watch)
+        except (VibayesError, RuntimeError, MemoryError, OSError, ArithmeticError) as error:
+            return Outcome("failed", group.title, 0, time.monotonic() - begin, _explain(error))
+    return Outcome("done", group.title, runs, time.monotonic() - begin)
+
+
+def _explain(error: BaseException) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text.lower():
+        return f"out of memory ({text}). Use a smaller --chunk, --dtype float32 or another --device."
+    return text if isinstance(error, VibayesError) else f"{type(error).__name__}: {text}"
+
+
+def _train(group: Group, task: Mapping[str, Any], claim: claims.Claim, watch: Callable[[int], None] | None) -> int:
+    out = Path(task["out"])
+    todo = [unit for unit in group.units if finished(out, unit) is None]
+    if not todo:  # somebody finished it between the plan and the claim
+        shutil.rmtree(group.folder, ignore_errors=True)
+        return 0
+    device = check_device(task["device"])
+    splits = [load_split(unit) for unit in group.units]
+    group.folder.mkdir(parents=True, exist_ok=True)
+    arguments: dict[str, Any] = {
+        "device": device,
+        "checkpoint": group.folder / "checkpoint",
+        "checkpoint_seconds": task["checkpoint_seconds"],
+        "chunk": group.how.get("chunk") or _chunk_at(group),
+        "watch": ProgressFile(group, device, watch),
+    }
+    try:
+        models, histories = train_group(group.units, splits, **arguments)
+    except DataError as error:
+        if "checkpoint" not in str(error):
+            raise
+        logger.warning("%s: %s Starting over.", group.title, error)
+        shutil.rmtree(group.folder, ignore_errors=True)
+        group.folder.mkdir(parents=True)
+        models, histories = train_group(group.units, splits, **arguments)
+    about = _about(group, task, device, _chunk_at(group))
+    written = 0
+    for unit, model, split, history in zip(group.units, models, splits, histories, strict=True):
+        if unit not in todo:
+            continue
+        if not claim.held:
+            raise DataError("Another process took this group over while this one was suspended; its result counts.")
+        write_result(out / unit.path, _result(unit, measure(model, split, unit), history, about))
+        written += 1
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    shutil.rmtree(group.folder, ignore_errors=True)
+    return written
+
+
+def _chunk_at(group: Group) -> int | None:
+    """How many models of a group train at once, as its checkpoints tell: a resumed group keeps to it."""
+    if (group.folder / "checkpoint").exists():
+        return len(group.units)
+    first = group.folder / "checkpoint-0"
+    if not first.exists():
+        return None
+    try:
+        return len(load_state(first)["run"]["histories"])
+    except (DataError, KeyError, TypeError):
+        return None
+
+
+def _about(group: Group, task: Mapping[str, Any], device: str, chunk: int | None) -> dict[str, Any]:
+    """What all results of a group share: where they come from."""
+    made = provenance()
+    hardware = {**made["hardware"], "device": device}
+    if device == "cpu":
+        hardware["gpu"] = None
+    code = {"version": made["version"], "commit": made["commit"], "sources": code_digest()}
+    if group.how.get("code") != code["sources"]:
+        code["begun_with"] = group.how.get("code")
+    return {
+        "code": code,
+        "command": task["command"] or made["command"],
+        "hardware": hardware,
+        "software": made["software"],
+        "group": {
+            "splits": [unit.split for unit in group.units],
+            **{k: group.how.get(k) for k in ("chunk", "executor")},
+        },
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _result(unit: Unit, metrics: Mapping[str, float], history: History, about: Mapping[str, Any]) -> dict[str, Any]:
+    seconds = history.seconds[-1] if history.seconds else 0.0
+    return {
+        "experiment": unit.experiment,
+        "dataset": unit.dataset,
+        "model": unit.model,
+        "builder": unit.builder,
+        "split": unit.split,
+        "options": unit.options,
+        "status": "diverged" if history.stopped.startswith("gave up") else "finished",
+        "metrics": metrics,
+        "steps": history.step[-1] if history.step else 0,
+        "n_train": history.n_data,
+        "seconds": round(seconds, 3),
+        "curve": {
+            "step": thin(history.step),
+            "elbo_per_datapoint": [_short(v) for v in thin(history.per_datapoint)],
+            "noise": [_short(v) for v in thin(history.noise)],
+            "seconds": [round(v, 2) for v in thin(history.seconds)],
+        },
+        "stopped": history.stopped,
+        "events": list(history.events),
+        **about,
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

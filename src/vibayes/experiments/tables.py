@@ -1,0 +1,242 @@
+"""Our numbers beside the thesis's, with standard errors and a verdict."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vibayes.errors import ConfigurationError
+from vibayes.experiments import reference
+from vibayes.experiments.experiment import Experiment, Unit
+from vibayes.experiments.names import check_name
+from vibayes.experiments.results import finished
+from vibayes.experiments.sweep import by_family
+
+__all__ = ["FORMATS", "Row", "compare", "render", "verdict"]
+
+FORMATS = ("md", "csv", "json")
+OURS = ("ours", "ours_stderr", "thesis", "thesis_stderr", "n_splits", "verdict")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of the thesis and ours.
+
+    Attributes:
+        printed: the thesis's row as it stands.
+        ours: the mean over splits, or None where no result file backs one.
+        ours_stderr: standard deviation over splits divided by sqrt(count); None with one split.
+        n_splits: how many result files it comes from.
+        n_diverged: how many of those gave up training; their numbers count.
+        verdict: "better", "equal", "worse", "different" (no direction), "open" (one split) or "" (nothing to compare).
+    """
+
+    printed: Mapping[str, str]
+    ours: float | None = None
+    ours_stderr: float | None = None
+    n_splits: int = 0
+    n_diverged: int = 0
+    verdict: str = ""
+
+    @property
+    def thesis(self) -> float:
+        """What the thesis prints."""
+        return float(self.printed["value"])
+
+    @property
+    def thesis_stderr(self) -> float | None:
+        """The standard error it prints, where it does."""
+        text = self.printed.get("stderr", "")
+        return float(text) if text else None
+
+    @property
+    def quoted(self) -> bool:
+        """Whether the thesis only quotes the number."""
+        return reference.is_quoted(dict(self.printed))
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the thesis's."""
+        return None if self.ours is None else self.ours - self.thesis
+
+    @property
+    def difference_stderr(self) -> float | None:
+        """The square root of the sum of both squared standard errors."""
+        errors = [e for e in (self.ours_stderr, self.thesis_stderr) if e is not None]
+        return None if self.ours is None or not errors else math.hypot(*errors)
+
+
+def verdict(metric: str, ours: float, ours_stderr: float | None, thesis: str, thesis_stderr: str, n: int) -> str:
+    """Better, equal or worse.
+
+    Equal means within two combined standard errors, plus half a unit of the last printed digit, by which the thesis's
+    number may be off. With one split where the thesis has a standard error nothing can be said.
+
+    >>> verdict("test_ll", 0.10, 0.01, "0.07", "0.01", 20), verdict("test_ll", 0.15, 0.01, "0.07", "0.01", 20)
+    ('equal', 'better')
+    """
+    if ours_stderr is None and thesis_stderr:
+        return "open"
+    if not math.isfinite(ours):
+        return "worse"
+    combined = math.hypot(ours_stderr or 0.0, float(thesis_stderr or 0.0))
+    decimals = len(thesis.partition(".")[2])
+    difference = ours - float(thesis)
+    if abs(difference) <= 2 * combined + 0.5 * 10**-decimals * (1 + 1e-9):
+        return "equal"
+    sign = reference.direction(metric)
+    if sign == 0:
+        return "different"
+    return "better" if sign * difference > 0 else "worse"
+
+
+def compare(experiment: Experiment, units: Sequence[Unit], out: Path) -> dict[str, list[Row]]:
+    """Rows of the thesis's tables with ours, by table.
+
+    Args:
+        experiment: the experiment.
+        units: the runs whose results count; only the thesis's rows for their data sets are given.
+        out: the folder of results.
+    """
+    families = [(members[0].columns, _results(members, out)) for members in by_family(units).values()]
+    shown = {columns["dataset"] for columns, _ in families}
+    found: dict[str, list[Row]] = {}
+    for name in experiment.tables:
+        rows = [row for row in reference.load_table(name) if not shown or row["dataset"] in shown]
+        if rows:
+            found[rows[0]["table"] or name] = [_row(row, families) for row in rows]
+    return found
+
+
+def _results(units: Sequence[Unit], out: Path) -> list[dict[str, Any]]:
+    found = (finished(out, unit) for unit in units)
+    return [result for result in found if result is not None]
+
+
+def _row(printed: dict[str, str], families: Sequence[tuple[dict[str, str], list[dict[str, Any]]]]) -> Row:
+    metric = printed["metric"]
+    for columns, results in families:
+        if any(printed.get(key, "") != value for key, value in columns.items()):
+            continue
+        measured = [result for result in results if metric in result["metrics"]]
+        if not measured:
+            continue
+        return summarise(
+            printed,
+            [math.nan if r["metrics"][metric] is None else float(r["metrics"][metric]) for r in measured],
+            sum(r.get("status") == "diverged" for r in measured),
+        )
+    return Row(printed)
+
+
+def summarise(printed: Mapping[str, str], values: Sequence[float], n_diverged: int = 0) -> Row:
+    """A row from the values of all splits."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    error = None
+    if n > 1:
+        error = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    said = ""
+    if not reference.is_wrong(dict(printed)):
+        said = verdict(printed["metric"], mean, error, printed["value"], printed.get("stderr", ""), n)
+    return Row(printed, mean, error, n, n_diverged, said)
+
+
+# -- formats ----------------------------------------------------------------------------------------------------
+
+
+def render(tables: Mapping[str, Sequence[Row]], form: str = "md") -> str:
+    """Tables as text: Markdown, CSV or JSON."""
+    check_name(form, FORMATS, "format")
+    if form == "csv":
+        return _csv(tables)
+    if form == "json":
+        return json.dumps([_record(row) for rows in tables.values() for row in rows], indent=1)
+    return "\n".join(_markdown(name, rows) for name, rows in tables.items())
+
+
+def _record(row: Row) -> dict[str, Any]:
+    return {
+        **row.printed,
+        "ours": _finite(row.ours),
+        "ours_stderr": _finite(row.ours_stderr),
+        "thesis": row.thesis,
+        "thesis_stderr": row.thesis_stderr,
+        "n_splits": row.n_splits,
+        "verdict": row.verdict or None,
+        "difference": _finite(row.difference),
+        "difference_stderr": _finite(row.difference_stderr),
+        "n_diverged": row.n_diverged,
+        "quoted": row.quoted,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _csv(tables: Mapping[str, Sequence[Row]]) -> str:
+    extra = sorted({key for rows in tables.values() for row in rows for key in row.printed} - set(reference.COLUMNS))
+    header = [*reference.COLUMNS, *extra, *OURS]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, header, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for rows in tables.values():
+        for row in rows:
+            values = {key: "-" if value is None else value for key, value in _record(row).items()}
+            values["thesis"], values["thesis_stderr"] = row.printed["value"], row.printed.get("stderr", "")
+            for key in ("ours", "ours_stderr"):
+                if isinstance(values[key], float):
+                    values[key] = f"{values[key]:.6g}"
+            writer.writerow({key: "" if value is None else value for key, value in values.items()})
+    return text.getvalue()
+
+
+def _markdown(name: str, rows: Sequence[Row]) -> str:
+    keys = [key for key in KEYS if any(row.printed.get(key) for row in rows)]
+    header = [*keys, "metric", "ours", "thesis", "difference", "splits", "verdict"]
+    lines = [f"### {name}", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    for row in rows:
+        cells = [*(row.printed.get(key, "") for key in keys), row.printed["metric"], *cells_of(row)]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    missing = sum(row.ours is None for row in rows)
+    if missing:
+        lines += ["", f"{missing} of {len(rows)} numbers have no result of ours."]
+    return "\n".join(lines) + "\n"
+
+
+KEYS = ("dataset", "model", "prior", "depth", "batch_size", "feature_dim", "augmentation")
+
+
+def cells_of(row: Row) -> list[str]:
+    """For people: ours, the thesis's, the difference, the number of splits, the verdict."""
+    digits = max(2, len(row.printed["value"].partition(".")[2]) + 1)
+    ours = "-" if row.ours is None else with_error(f"{row.ours:.{digits}f}", row.ours_stderr, digits)
+    thesis = row.printed["value"] + (f" ± {row.printed['stderr']}" if row.printed.get("stderr") else "")
+    if row.quoted:
+        thesis += " (quoted)"
+    if reference.is_wrong(dict(row.printed)):
+        thesis += " (misprint)"
+    difference = "-"
+    if row.difference is not None:
+        difference = with_error(f"{row.difference:+.{digits}f}", row.difference_stderr, digits)
+    splits = "-" if not row.n_splits else str(row.n_splits)
+    if row.n_diverged:
+        splits += f" ({row.n_diverged} diverged)"
+    return [ours, thesis, difference, splits, row.verdict or "-"]
+
+
+def with_error(text: str, error: float | None, digits: int) -> str:
+    """A number with its standard error, where there is one."""
+    return text if error is None else f"{text} ± {error:.{digits}f}"
+
+
+def require_tables(experiment: Experiment) -> None:
+    """Refuse an experiment that no table of the thesis stands beside."""
+    if not experiment.tables:
+        figures = ", ".join(experiment.labels)
+        raise ConfigurationError(f"The thesis has no table for {experiment.name}; it stands for {figures}.")

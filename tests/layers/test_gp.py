@@ -1,0 +1,209 @@
+"""The GP layer against dense Gaussian algebra."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vibayes as vb
+from vibayes.draw import Draw
+from vibayes.posteriors.base import Posterior, Site
+
+X = torch.linspace(-2, 2, 7, dtype=torch.float64)[:, None] * torch.tensor([[1.0, -0.5]], dtype=torch.float64)
+
+
+class FromPrior(Posterior):
+    """The prior over inducing values at rows that come in with the data: the smallest global posterior."""
+
+    def finish(self, layer: object) -> None:
+        return
+
+    def sample(self, site: Site, draw: Draw) -> Tensor:
+        draw.add(site.name, draw.zero + site.design.new_zeros(()))
+        return draw.randn(f"{site.name}.inducing", site.design.shape[1], site.n_out, like=site.design)
+
+
+def randomized(gp: vb.GP) -> vb.GP:
+    with torch.no_grad():
+        for parameter in gp.posterior.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return gp
+
+
+MEANS: dict[str, Callable[[], vb.ZeroMean | None]] = {
+    "none": lambda: None,
+    "constant": lambda: vb.ConstantMean(0.7),
+    "identity": lambda: vb.IdentityMean(),
+    "linear": lambda: vb.LinearMean(2, 2),
+}
+
+
+@pytest.mark.parametrize("form", ["whitened", "pseudo"])
+@pytest.mark.parametrize("noise", [None, 0.3])
+@pytest.mark.parametrize("mean", MEANS)
+def test_marginals_are_those_of_the_dense_formula(form: str, noise: float | None, mean: str) -> None:
+    gp = vb.GP(
+        2,
+        kernel=vb.Matern52(2, variance=1.4),
+        mean=MEANS[mean](),
+        noise=noise,
+        posterior=vb.LocalInducing(3, form=form),
+    )
+    model = vb.Model(gp, vb.Gaussian(0.2))
+    model.target_axes.fill_(2)
+    model.jitter.fill_(0.0)
+    randomized(gp)
+    with torch.no_grad():
+        z = gp.posterior.inputs
+        extra = 0.0 if noise is None else noise
+        Kzz, Kxz = gp.kernel(z) + extra * torch.eye(3), gp.kernel(X, z)
+        L = torch.linalg.cholesky(Kzz)
+        q = gp.posterior.marginal(Site("gp", L, 2))
+        W = Kxz @ torch.linalg.inv(Kzz)  # [N, M]
+        expected_mean = W @ L @ q.mean + gp.mean(X)
+        expected = torch.stack(
+            [
+                gp.kernel(X) + extra * torch.eye(7) - W @ Kxz.mT + W @ L @ R @ R.mT @ L.mT @ W.mT
+                for R in q.factor.expand(2, -1, -1)
+            ]
+        )
+        prediction = model.predict(X, joint=True)
+    torch.testing.assert_close(prediction.mean, expected_mean)
+    torch.testing.assert_close(prediction.covariance, expected)
+    torch.testing.assert_close(prediction.epistemic, expected.diagonal(dim1=1, dim2=2).mT)
+    torch.testing.assert_close(model.predict(X).epistemic, prediction.epistemic)
+    torch.testing.assert_close(prediction.aleatoric, torch.full((7, 2), 0.2))
+
+
+def test_white_noise_of_the_layer_equals_a_white_kernel() -> None:
+    torch.manual_seed(0)
+    a = vb.GP(1, kernel=vb.SquaredExponential(2), noise=0.3, posterior=vb.LocalInducing(4))
+    first = vb.Model(a, vb.Gaussian(0.1))
+    kernel = vb.SquaredExponential(2) + vb.White(2, variance=0.3)
+    second = vb.Model(vb.GP(1, kernel=kernel, posterior=vb.LocalInducing(4)), vb.Gaussian(0.1))
+    second.network.posterior.load_state_dict(randomized(a).posterior.state_dict())
+    first.jitter.fill_(0.0)
+    second.jitter.fill_(0.0)
+    torch.testing.assert_close(first.elbo(X, X[:, 0]).value, second.elbo(X, X[:, 0]).value)
+
+
+def test_outputs_are_separate_processes_with_one_kernel() -> None:
+    both = vb.GP(2, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3))
+    model = vb.Model(both, vb.Gaussian(0.3))
+    randomized(both)
+    y = torch.randn(7, 2)
+    total = model.elbo(X, y).value
+    parts = []
+    for p in range(2):
+        one = vb.GP(1, kernel=both.kernel, posterior=vb.LocalInducing(3))
+        single = vb.Model(one, vb.Gaussian(0.3))
+        one.posterior.inputs.data.copy_(both.posterior.inputs)
+        one.posterior.mean.data.copy_(both.posterior.mean[:, p : p + 1])
+        one.posterior.raw_factor.data.copy_(both.posterior.raw_factor[p : p + 1])
+        parts.append(single.elbo(X, y[:, p]).value)
+    torch.testing.assert_close(total, parts[0] + parts[1])
+
+
+def test_hidden_rows_are_drawn_from_their_marginals() -> None:
+    hidden = vb.GP(2, kernel=vb.SquaredExponential(2), noise=0.1, posterior=vb.LocalInducing(3))
+    model = vb.Model(nn.Sequential(hidden, nn.Identity()), vb.Gaussian(0.1))
+    model.target_axes.fill_(2)
+    randomized(hidden)
+    alone = vb.Model(vb.GP(2, kernel=hidden.kernel, noise=0.1, posterior=vb.LocalInducing(3)), vb.Gaussian(0.1))
+    alone.target_axes.fill_(2)
+    alone.network.posterior.load_state_dict(hidden.posterior.state_dict())
+    n = 20_000
+    drawn, exact = model.predict(X, n_samples=n), alone.predict(X)
+    assert ((drawn.mean - exact.mean).abs() < 4.5 * (exact.epistemic / n).sqrt()).all()
+    assert ((drawn.epistemic / exact.epistemic - 1).abs() < 4.5 * (2 / n) ** 0.5).all()
+    elbo = model.elbo(X, torch.zeros(7, 2), n_samples=n)
+    assert abs(float(elbo.value.detach() - alone.elbo(X, torch.zeros(7, 2)).value.detach())) < 4.5 * float(elbo.stderr)
+    assert elbo.stderr > 0
+
+
+def test_global_inducing_rows_flow_with_the_data() -> None:
+    """With the prior as its posterior, a two-layer network has the prior's moments and no divergence."""
+    z = torch.randn(4, 2)
+    layers = [vb.GP(2, kernel=vb.SquaredExponential(2), posterior=FromPrior()) for _ in range(2)]
+    model = vb.Model(nn.Sequential(*layers), vb.Gaussian(0.1), inducing=z, standardize="inputs")
+    y = torch.randn(7, 2)
+    for _ in range(2):  # starting over takes the given inputs again
+        model.initialize(X, y)
+        torch.testing.assert_close(model.inducing.detach(), model.units.inputs(z))
+    assert model.inducing.requires_grad
+    n = 4_000
+    prediction = model.predict(X, n_samples=n)
+    assert prediction.mean.shape == (7, 2)
+    assert (prediction.mean.abs() < 4.5 / n**0.5).all()
+    assert ((prediction.epistemic - 1).abs() < 4.5 * (2 / n) ** 0.5).all()
+    assert float(model.elbo(X, y).kl.detach()) == 0.0
+    assert model.sample_functions(X, 3).shape == (3, 7, 2)
+
+
+def test_local_and_global_layers_mix() -> None:
+    first = vb.GP(2, kernel=vb.SquaredExponential(2), posterior=FromPrior())
+    second = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3))
+    model = vb.Model(nn.Sequential(first, second), vb.Gaussian(0.1), inducing=X[:3])
+    model.initialize(X, X[:, 0])
+    assert torch.isfinite(model.elbo(X, X[:, 0]).value)
+    assert model.predict(X).mean.shape == (7,)
+    assert model.predict(X, joint=True).covariance.shape[-2:] == (7, 7)
+    assert model.sample_functions(X, 2).shape == (2, 7)
+
+
+def test_rows_of_another_width_are_named() -> None:
+    gp = vb.GP(1, kernel=vb.SquaredExponential(3), posterior=vb.LocalInducing(3))
+    model = vb.Model(nn.Sequential(nn.Identity(), gp), vb.Gaussian())
+    with pytest.raises(vb.ShapeError, match=r"GP layer '1' expects rows of shape \[N, 3\].*got \[7, 2\].*Flatten"):
+        model.elbo(X, X[:, 0])
+
+
+def test_refusals() -> None:
+    kernel, posterior = vb.SquaredExponential(2), vb.LocalInducing(3)
+    with pytest.raises(vb.ConfigurationError, match="kernel must be a kernel.*got Linear"):
+        vb.GP(1, kernel=nn.Linear(1, 1), posterior=posterior)
+    with pytest.raises(vb.ConfigurationError, match="posterior must be a posterior.*got int"):
+        vb.GP(1, kernel=kernel, posterior=100)
+    with pytest.raises(vb.ConfigurationError, match=r"mean must be a mean function.*got float"):
+        vb.GP(1, kernel=kernel, mean=0.0, posterior=posterior)
+    for width in (0, -1, 1.0, True):
+        with pytest.raises(vb.ConfigurationError, match="out_features must be a positive"):
+            vb.GP(width, kernel=kernel, posterior=posterior)
+    with pytest.raises(vb.ConfigurationError, match="IdentityMean needs as many outputs"):
+        vb.GP(1, kernel=kernel, mean=vb.IdentityMean(), posterior=posterior)
+    with pytest.raises(vb.ConfigurationError, match="positive"):
+        vb.GP(1, kernel=kernel, noise=-1.0, posterior=posterior)
+
+
+def test_outside_a_model() -> None:
+    gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3))
+    with pytest.raises(vb.ConfigurationError, match=r"GP is a Bayesian layer.*outside a Model.*vibayes\.Model\("):
+        gp(X)
+    model = vb.Model(gp, vb.Gaussian())
+    with pytest.raises(vb.ConfigurationError, match="outside a Model"):
+        gp(X)
+    assert torch.isfinite(model.elbo(X, X[:, 0]).value)
+
+
+def test_a_layer_that_joins_later_is_named() -> None:
+    network = nn.Sequential(vb.GP(2, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3)))
+    model = vb.Model(network, vb.Gaussian())
+    network.append(vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3)))
+    with pytest.raises(vb.ConfigurationError, match="GP is not part of the Model"):
+        model.elbo(X, X[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_variances_never_fall_below_zero(dtype: torch.dtype) -> None:
+    """At the inducing inputs themselves, with nothing left to explain."""
+    torch.set_default_dtype(dtype)
+    x = torch.linspace(-1, 1, 20)[:, None]
+    gp = vb.GP(1, kernel=vb.SquaredExponential(1, lengthscale=3.0), posterior=vb.LocalInducing(20, inputs=x))
+    model = vb.Model(gp, vb.Gaussian(0.1))
+    gp.posterior.raw_factor.data.copy_(-20.0 * torch.eye(20))
+    model.initialize(x, x[:, 0])
+    assert (model.predict(x).epistemic > 0).all()
+    model.elbo(x, x[:, 0]).value.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    assert torch.isfinite(model.sample_functions(x, 5)).all()

@@ -1,0 +1,213 @@
+"""Arrays of any kind become checked tensors, and units are undone exactly."""
+
+import logging
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import vibayes as vb
+from vibayes.data import Units, as_rows, as_tensor, as_weights, check_count, check_finite
+
+VALUES = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+FORMS = {
+    "list": VALUES,
+    "tuple": tuple(map(tuple, VALUES)),
+    "tensor": torch.tensor(VALUES),
+    "float32 tensor": torch.tensor(VALUES, dtype=torch.float32),
+    "integer tensor": torch.tensor(VALUES, dtype=torch.int32),
+    "numpy": np.array(VALUES),
+    "numpy float16": np.array(VALUES, dtype=np.float16),
+    "numpy longdouble": np.array(VALUES, dtype=np.longdouble),
+    "numpy uint16": np.array(VALUES, dtype=np.uint16),
+    "numpy other endian": np.array(VALUES).astype(">f8"),
+    "numpy reversed": np.array(VALUES)[::-1][::-1],
+    "numpy negative stride": np.array(VALUES[::-1])[::-1],
+    "numpy transposed": np.array(VALUES).T.copy().T,
+    "numpy of objects": np.array(VALUES, dtype=object),
+    "data frame": pd.DataFrame(VALUES),
+    "mixed data frame": pd.DataFrame({"a": [1, 3, 5], "b": np.array([2, 4, 6], dtype=np.float32)}),
+    "nullable data frame": pd.DataFrame(VALUES).astype("Int64"),
+    "list of arrays": [np.array(row) for row in VALUES],
+    "list of tensors": [torch.tensor(row) for row in VALUES],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_rows(form: str) -> None:
+    rows = as_rows(FORMS[form], dtype=torch.float64)
+    assert rows.dtype == torch.float64
+    assert rows.tolist() == VALUES
+
+
+def test_booleans_are_zero_and_one() -> None:
+    assert as_rows([[True], [False]]).tolist() == [[1.0], [0.0]]
+    frame = pd.DataFrame({"flag": [True, False], "x": [0.5, 1.5]})  # numpy sees objects here
+    assert as_rows(frame).tolist() == [[1.0, 0.5], [0.0, 1.5]]
+
+
+def test_a_read_only_array_is_copied() -> None:
+    array = np.array(VALUES)
+    array.flags.writeable = False
+    as_rows(array).mul_(0.0)
+    assert array.tolist() == VALUES
+    writeable = np.array(VALUES)
+    as_tensor(writeable, "x").mul_(0.0)
+    assert writeable.tolist() == VALUES
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([["a"], ["b"]], "x holds values of type <U1; numbers are needed"),
+        (np.array([["2020-01-01"]], dtype="datetime64[D]"), "Encode categories and dates"),
+        ([[1.0], [2.0, 3.0]], "x cannot be read as an array"),
+        ({"a": 1}, "x holds values of type object"),
+        (pd.DataFrame({"a": ["low", "high"], "b": [1, 2]}), "Encode categories"),
+        (np.array([[1 + 2j]]), "x holds values of type complex128"),
+        (torch.ones(2, 1, dtype=torch.complex64), "x is complex"),
+        (pd.DataFrame({"a": [1, None]}, dtype="Int64"), "x h"),
+        ([[1.0], [None]], "row 1, column 0"),
+    ],
+)
+def test_what_is_not_numbers(values: object, message: str) -> None:
+    with pytest.raises(vb.DataError, match=message):
+        as_rows(values)
+
+
+@pytest.mark.parametrize("values", [[], torch.empty(0), torch.empty(0, 3), torch.empty(3, 0), np.empty((0, 2))])
+def test_nothing_is_refused(values: object) -> None:
+    with pytest.raises(vb.DataError, match=r"x is empty .*at least one row"):
+        as_rows(values)
+
+
+def test_rows_need_a_row_axis() -> None:
+    for error in (vb.ShapeError, vb.DataError):
+        with pytest.raises(error, match=r"\[N, D\].*x\[:, None\]"):
+            as_rows(torch.ones(3))
+    with pytest.raises(vb.ShapeError, match=r"inducing\[:, None\]"):
+        as_rows([1.0, 2.0], "inducing")
+    with pytest.raises(vb.ShapeError, match=r"got shape \[\]"):
+        as_rows(1.0)
+
+
+def test_rows_of_another_shape() -> None:
+    for error in (vb.ShapeError, vb.DataError):
+        with pytest.raises(error, match=r"rows of shape \[3\].*got rows of shape \[2\].*same columns"):
+            as_rows(VALUES, shape=(3,))
+    assert as_rows(torch.ones(2, 1, 4, 4), shape=(1, 4, 4)).shape == (2, 1, 4, 4)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(math.nan, "NaN"), (math.inf, "infinite"), (-math.inf, "infinite")])
+def test_not_finite(value: float, kind: str) -> None:
+    tensor = torch.ones(4, 3)
+    tensor[2, 1] = value
+    tensor[3, 0] = value
+    with pytest.raises(vb.DataError, match=rf"x has 2 value.*first is {kind}, in row 2, column 1.*impute"):
+        check_finite(tensor, "x")
+    with pytest.raises(vb.DataError, match="in row 2"):
+        check_finite(tensor[:, 1], "x")
+    check_finite(torch.tensor([1, 2]), "x")
+
+
+def test_too_large_for_float32() -> None:
+    with pytest.raises(vb.DataError, match="infinite"):
+        as_rows([[1e300]], dtype=torch.float32)
+
+
+def test_weights() -> None:
+    assert as_weights([0, 1, 2], 3, dtype=torch.float32).dtype == torch.float32
+    assert as_weights(pd.Series([0.5, 1.0]), 2, dtype=torch.float64).tolist() == [0.5, 1.0]
+    with pytest.raises(vb.DataError, match=r"one number per row, \[3\]; got shape \[2\]"):
+        as_weights([1.0, 1.0], 3, dtype=torch.float64)
+    with pytest.raises(vb.DataError, match=r"got shape \[3, 1\]"):
+        as_weights(torch.ones(3, 1), 3, dtype=torch.float64)
+    with pytest.raises(vb.DataError, match="must not be negative; use 0"):
+        as_weights([1.0, -1.0], 2, dtype=torch.float64)
+    with pytest.raises(vb.DataError, match="weights has 1 value"):
+        as_weights([1.0, math.nan], 2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
+def test_counts(value: object) -> None:
+    with pytest.raises(vb.ConfigurationError, match="n_samples must be at least 1"):
+        check_count(value, "n_samples")
+    assert check_count(np.int64(3), "n_samples") == 3
+
+
+# ---- units
+
+
+def test_unknown_choice() -> None:
+    with pytest.raises(vb.ConfigurationError, match=r"'inputs', 'targets', 'both'.*got 'all'"):
+        Units("all")
+
+
+@pytest.mark.parametrize("choice", [None, "inputs", "targets", "both"])
+def test_units_are_undone(choice: str | None) -> None:
+    x, y = torch.randn(20, 3) * torch.tensor([1.0, 100.0, 1e-3]) + 7, torch.randn(20, 2) * 50 - 3
+    units = Units(choice)
+    units.learn(x, y)
+    inside, target = units.inputs(x), units.targets(y)
+    torch.testing.assert_close(units.outputs(target), y)
+    scaled = inside if choice in ("inputs", "both") else None
+    if scaled is None:
+        assert torch.equal(inside, x)
+    else:
+        torch.testing.assert_close(scaled.mean(0), torch.zeros(3), atol=1e-10, rtol=0)
+        torch.testing.assert_close(scaled.std(0, correction=0), torch.ones(3))
+    jacobian = y.std(0, correction=0).log().sum() if choice in ("targets", "both") else torch.zeros(())
+    torch.testing.assert_close(units.log_jacobian(), jacobian)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("value", [0.1, 0.998, 288.0, 0.0, -1e-9, 1e8])
+def test_a_constant_column_is_zero(dtype: torch.dtype, value: float, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(1000, 3, dtype=dtype)
+    x[:, 1] = value
+    units = Units("inputs")
+    with caplog.at_level(logging.INFO, logger="vibayes"):
+        units.learn(x, x)
+    assert torch.equal(units.inputs(x)[:, 1], torch.zeros(1000, dtype=dtype))
+    assert units.inputs(x)[:, [0, 2]].std(0).min() > 0.9
+    assert caplog.messages == ["Constant input column(s) [1]: standardised to zero."]
+    # another value at prediction is moved by its own distance and not blown up
+    other = x[:1].clone()
+    other[:, 1] += 1.0
+    assert abs(float(units.inputs(other)[0, 1]) - float(other[0, 1] - x[0, 1])) < 1e-6
+
+
+def test_a_small_but_real_spread_is_kept() -> None:
+    x = 1e3 + 1e-5 * torch.randn(50, 1)
+    units = Units("inputs")
+    units.learn(x, x)
+    assert units.inputs(x).std() > 0.9
+
+
+def test_one_row() -> None:
+    x = torch.tensor([[3.0, -2.0]])
+    units = Units("both")
+    units.learn(x, x)
+    assert units.inputs(x).tolist() == [[0.0, 0.0]]
+    assert units.outputs(units.targets(x)).tolist() == x.tolist()
+    assert float(units.log_jacobian()) == 0.0
+
+
+def test_statistics_travel_in_the_state_dict() -> None:
+    x, y = torch.randn(9, 3), torch.randn(9, 2)
+    units, fresh = Units("both"), Units("both")
+    units.learn(x, y)
+    fresh.load_state_dict(units.state_dict())
+    assert torch.equal(fresh.inputs(x), units.inputs(x))
+    assert torch.equal(fresh.targets(y), units.targets(y))
+
+
+def test_images_keep_their_shape() -> None:
+    x = torch.rand(10, 1, 4, 4)
+    x[:, 0, 0, 0] = 0.0
+    units = Units("inputs")
+    units.learn(x, torch.ones(10, 1))
+    assert units.inputs(x).shape == x.shape
+    assert torch.isfinite(units.inputs(x)).all()

@@ -107,7 +107,7 @@ def test_outputs_are_separate_processes_with_one_kernel() -> None:
 
 def test_hidden_rows_are_drawn_from_their_marginals() -> None:
     hidden = vb.GP(2, kernel=vb.SquaredExponential(2), noise=0.1, posterior=vb.LocalInducing(3))
-    model = vb.Model(nn.Sequential(hidden, nn.Identity()), vb.Gaussian(0.1))
+    model = vb.Model(nn.Sequential(hidden, nn.LeakyReLU(1.0)), vb.Gaussian(0.1))
     model.target_axes.fill_(2)
     randomized(hidden)
     alone = vb.Model(vb.GP(2, kernel=hidden.kernel, noise=0.1, posterior=vb.LocalInducing(3)), vb.Gaussian(0.1))
@@ -120,6 +120,12 @@ def test_hidden_rows_are_drawn_from_their_marginals() -> None:
     elbo = model.elbo(X, torch.zeros(7, 2), n_samples=n)
     assert abs(float(elbo.value.detach() - alone.elbo(X, torch.zeros(7, 2)).value.detach())) < 4.5 * float(elbo.stderr)
     assert elbo.stderr > 0
+
+
+def test_rows_passed_on_unchanged_stay_integrated() -> None:
+    gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3))
+    model = vb.Model(nn.Sequential(gp, nn.Identity()), vb.Gaussian(0.1))
+    assert model.elbo(X, X[:, 0], n_samples=5).stderr < 1e-10
 
 
 def test_global_inducing_rows_flow_with_the_data() -> None:
@@ -161,9 +167,9 @@ def test_rows_of_another_width_are_named() -> None:
 
 def test_refusals() -> None:
     kernel, posterior = vb.SquaredExponential(2), vb.LocalInducing(3)
-    with pytest.raises(vb.ConfigurationError, match="kernel must be a kernel.*got Linear"):
+    with pytest.raises(vb.ConfigurationError, match=r"kernel must be a kernel.*got Linear"):
         vb.GP(1, kernel=nn.Linear(1, 1), posterior=posterior)
-    with pytest.raises(vb.ConfigurationError, match="posterior must be a posterior.*got int"):
+    with pytest.raises(vb.ConfigurationError, match=r"posterior must be a posterior.*got int"):
         vb.GP(1, kernel=kernel, posterior=100)
     with pytest.raises(vb.ConfigurationError, match=r"mean must be a mean function.*got float"):
         vb.GP(1, kernel=kernel, mean=0.0, posterior=posterior)
@@ -187,9 +193,9 @@ def test_outside_a_model() -> None:
 
 
 def test_a_layer_that_joins_later_is_named() -> None:
-    network = nn.Sequential(vb.GP(2, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3)))
+    network = nn.Sequential(vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3)))
     model = vb.Model(network, vb.Gaussian())
-    network.append(vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3)))
+    network.append(vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(3)))
     with pytest.raises(vb.ConfigurationError, match="GP is not part of the Model"):
         model.elbo(X, X[:, 0])
 

@@ -31,9 +31,13 @@ class _Commands(TyperGroup):
             raise typer.Exit(1) from None
 
 
+def _console(*, stderr: bool = False) -> Console:
+    return Console(stderr=stderr, emoji=False)  # or else the label fig:back:... would become a picture
+
+
 def _say(what: str, message: str) -> None:
     line = Text.assemble((f"{what}: ", "bold red"), " ".join(message.split()))
-    Console(stderr=True).print(line, soft_wrap=True)
+    _console(stderr=True).print(line, soft_wrap=True)
 
 
 app = typer.Typer(
@@ -79,7 +83,7 @@ def demo(
     """
     from vibayes.cli.demo import run
 
-    run(Console(), out, quick=quick)
+    run(_console(), out, quick=quick)
 
 
 @bench.command("list")
@@ -87,7 +91,7 @@ def bench_list() -> None:
     """Show the experiments there are."""
     from vibayes.cli.bench import show_experiments
 
-    show_experiments(Console())
+    show_experiments(_console())
 
 
 @bench.command("run")
@@ -106,4 +110,4 @@ def bench_run(
     from vibayes.cli.bench import run_experiment
 
     names = [part.strip() for given in figures for part in given.split(",") if part.strip()] if figures else None
-    run_experiment(Console(), name, out, names, seed)
+    run_experiment(_console(), name, out, names, seed)

@@ -34,7 +34,7 @@ def run_experiment(console: Console, name: str, out: Path, figures: list[str] | 
         found = experiments.run(name, out, figures=figures, seed=seed, report=report)
     made = [figure for figure, entry in found["figures"].items() if not entry["skipped"]]
     skipped = [figure for figure in found["figures"] if figure not in made]
-    console.print(f"{len(made)} figures in {found['seconds']:.1f} s.", highlight=False)
+    console.print(f"{len(made)} of {len(found['figures'])} figures in {found['seconds']:.1f} s.", highlight=False)
     if skipped:
         console.print(f"[yellow]Skipped for want of data: {', '.join(skipped)}.[/]")
     console.print(f"Numbers: {escape(found['file'])}", soft_wrap=True, highlight=False)

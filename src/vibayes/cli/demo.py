@@ -2,8 +2,6 @@
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from torch import Tensor
 
 import vibayes as vb
 from vibayes import plotting
-from vibayes.experiments.record import double_precision
+from vibayes.experiments.record import double_precision, one_thread
 from vibayes.experiments.results import writable_folder
 from vibayes.prediction import Prediction
 from vibayes.trainable import TrainableModel
@@ -107,7 +105,7 @@ def run(console: Console, out: Path, *, quick: bool = False) -> Path:
     """Train the models, print the comparison and save the picture, whose path is returned."""
     with plotting.style():  # without matplotlib, say so before any work
         folder = writable_folder(out)
-    with double_precision(), _one_thread():
+    with double_precision(), one_thread():
         data = make_data(100 if quick else 200)
         n = len(data.x_train)
         console.print(
@@ -125,17 +123,6 @@ def run(console: Console, out: Path, *, quick: bool = False) -> Path:
     console.print("\nNext, with your own x [N, 1] and y [N]:", highlight=False)
     console.print(NEXT.rstrip(), style="cyan", markup=False, highlight=False, soft_wrap=True)
     return path
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small are fastest on one thread, and then other programs do not slow them down."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _warm_up(data: vb.datasets.Split) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from vibayes.errors import ConfigurationError
+from vibayes.experiments.names import check_name
 
 __all__ = ["EXPERIMENTS", "Event", "run"]
 
@@ -41,8 +41,6 @@ def run(
     Returns:
         What the result file says.
     """
-    if name not in EXPERIMENTS:
-        raise ConfigurationError(f"There is no experiment {name!r}. Known: {', '.join(EXPERIMENTS)}.")
-    module = import_module(f"vibayes.experiments.{name}")
+    module = import_module(f"vibayes.experiments.{check_name(name, EXPERIMENTS, 'experiment')}")
     found: dict[str, Any] = module.run(out, figures=figures, seed=seed, report=report)
     return found

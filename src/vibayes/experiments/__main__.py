@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         found = run(given.name, given.out, figures=given.figures, seed=given.seed, report=_show)
-    except VibayesError as error:
+    except (VibayesError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

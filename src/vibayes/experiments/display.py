@@ -25,6 +25,7 @@ __all__ = ["Display", "ProgressFile", "cost", "duration"]
 
 PLAIN_SECONDS = 10.0
 LIVE_SECONDS = 0.5
+SILENT_SECONDS = 120.0
 
 
 def duration(seconds: float) -> str:
@@ -66,7 +67,13 @@ class ProgressFile:
         runs, chunk = len(group.units), group.how.get("chunk") or (1 if device == "cpu" else len(group.units))
         self.rounds = -(-runs // chunk)
         self.round, self.last = 0, 0
-        self.begin, self.first = time.time(), None
+        self.begin = time.time()
+        self.first: int | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what an earlier process left."""
+        self.path.unlink(missing_ok=True)
 
     def __call__(self, step: int) -> None:
         """Note that training is at a step."""
@@ -189,6 +196,8 @@ class Display:
                 continue
             path = shown.group.folder.with_name(shown.group.folder.name + ".progress")
             try:
+                if time.time() - path.stat().st_mtime > SILENT_SECONDS:  # left by a process that was killed
+                    continue
                 seen = json.loads(path.read_text())
             except (OSError, json.JSONDecodeError):
                 continue

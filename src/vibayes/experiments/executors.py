@@ -3,6 +3,7 @@
 Each gets the same tasks and calls the same function, so results, claims and resuming are the same.
 """
 
+import importlib
 import multiprocessing
 import os
 from abc import ABC, abstractmethod
@@ -113,10 +114,10 @@ class Ray(Executor):
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         try:
-            import ray
+            ray: Any = importlib.import_module("ray")
         except ImportError:
             raise ConfigurationError('--executor ray needs Ray: pip install "vibayes[ray]".') from None
-        self.ray: Any = ray
+        self.ray = ray
         self.workers = workers
         if not ray.is_initialized():
             try:

@@ -18,7 +18,7 @@ from vibayes.conjugate import SGPR, ExactGP, GaussianBumps, LinearRegression
 from vibayes.conjugate.base import ConjugateModel
 from vibayes.errors import DataError
 from vibayes.experiments.names import pick
-from vibayes.experiments.record import Number, Result, Statement, double_precision, provenance
+from vibayes.experiments.record import Number, Result, Statement, double_precision, one_thread, provenance
 from vibayes.experiments.results import writable_folder, write_file
 from vibayes.experiments.symmetric import symm_vi
 from vibayes.kernels import SquaredExponential
@@ -286,7 +286,7 @@ def run(
         except DataError as error:
             entry["skipped"] = str(error)
         else:
-            with _conditions(seed):
+            with one_thread(), _conditions(seed):
                 result = FIGURES[name](seed)
             entry["file"] = plotting.save(result.figure, folder / f"{name}.png").name
             entry.update(result.to_dict())
@@ -294,9 +294,11 @@ def run(
         entries[name] = entry
         if report is not None:
             report(name, entry)
+    with one_thread():
+        origin = provenance()
     found = {
         "experiment": "intro",
-        **provenance(),
+        **origin,
         "seed": seed,
         "seconds": round(time.monotonic() - begin, 3),
         "figures": entries,

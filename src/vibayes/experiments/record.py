@@ -18,7 +18,7 @@ import vibayes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Number", "Result", "Statement", "double_precision", "provenance"]
+__all__ = ["Number", "Result", "Statement", "double_precision", "one_thread", "provenance"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,17 @@ def double_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrices of a few hundred rows are fastest on one thread, and then other programs hardly slow them down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def provenance() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import io
 from importlib import resources
 
 from vibayes.experiments.names import check_name
@@ -33,8 +34,7 @@ def load_table(name: str) -> tuple[dict[str, str], ...]:
     """
     name = check_name(name, table_names(), "reference table")
     file = resources.files("vibayes.experiments").joinpath("reference", f"{name}.csv")
-    with file.open(encoding="utf-8", newline="") as lines:
-        return tuple(csv.DictReader(lines))
+    return tuple(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"), newline="")))
 
 
 def direction(metric: str) -> int:

@@ -15,7 +15,7 @@ import vibayes
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.experiment import Unit
 
-__all__ = ["SCHEMA", "code_digest", "finished", "read_result", "thin", "write_file", "write_result", "writable_folder"]
+__all__ = ["SCHEMA", "code_digest", "finished", "read_result", "thin", "writable_folder", "write_file", "write_result"]
 
 logger = logging.getLogger("vibayes")
 

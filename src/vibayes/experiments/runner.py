@@ -221,6 +221,7 @@ def _train(group: Group, task: Mapping[str, Any], claim: claims.Claim, watch: Ca
         written += 1
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
+    arguments["watch"].clear()
     shutil.rmtree(group.folder, ignore_errors=True)
     return written
 

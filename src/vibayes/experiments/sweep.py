@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vibayes.errors import ConfigurationError
 from vibayes.experiments import claims
@@ -20,6 +20,8 @@ __all__ = ["WORK", "Group", "Selection", "by_family", "expand", "plan", "tidy"]
 
 # Where a sweep keeps its checkpoints and claims, below the folder of results.
 WORK = ".work"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def expand(experiment: Experiment, selection: Selection | None = None) -> list[U
     for dataset in names:
         for model in models:
             spec = experiment.models[model]
-            for depth in [d for d in spec.depths if depths is None or d in depths] or [None]:
-                for prior in [p for p in spec.priors if chosen.priors is None or p in chosen.priors] or [None]:
+            for depth in _axis(spec.depths, depths):
+                for prior in _axis(spec.priors, chosen.priors):
                     options = _changed(experiment.options_of(model, dataset), chosen, depth, prior)
                     units += [
                         Unit(
@@ -88,6 +90,11 @@ def expand(experiment: Experiment, selection: Selection | None = None) -> list[U
     return units
 
 
+def _axis(known: Sequence[T], wanted: Sequence[T] | None) -> list[T | None]:
+    """The values of an axis that are wanted; one None where a model has no such axis."""
+    return [value for value in known if wanted is None or value in wanted] if known else [None]
+
+
 def _models(experiment: Experiment, chosen: Selection) -> list[str]:
     there = available(experiment)
     if chosen.models is None:
@@ -100,9 +107,11 @@ def _models(experiment: Experiment, chosen: Selection) -> list[str]:
 
 
 def _check_axis(experiment: Experiment, what: str, wanted: Sequence[Any] | None, known: set[Any]) -> None:
+    if wanted and not known:
+        raise ConfigurationError(f"The models of {experiment.name} have no {what}; leave --{what} out.")
+    if what == "depths" and known.intersection(wanted or ()):
+        return  # a range may reach over numbers that are none
     for value in wanted or ():
-        if not known:
-            raise ConfigurationError(f"The models of {experiment.name} have no {what}; leave --{what} out.")
         check_name(str(value), [str(k) for k in sorted(known)], what[:-1])
 
 

@@ -93,8 +93,8 @@ def _descend(m: float, s: float, c: float, std: float) -> BestGaussian:
 
     optimizer.step(loss)  # type: ignore[no-untyped-call]
     kl = kl_to_mixture(point[0], point[1].exp(), c, std)
-    mean, log_scale = point.detach().tolist()
-    return BestGaussian(c, std, mean, math.exp(log_scale), float(kl.detach()))
+    mean, log_scale = point.detach().tolist()  # -mean is as good
+    return BestGaussian(c, std, abs(mean), math.exp(log_scale), float(kl.detach()))
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def measure(model: Model, split: Split, unit: Unit) -> dict[str, float]:
 def _elbo(model: Model, split: Split, unit: Unit) -> dict[str, float]:
     n = len(split.x_train)
     log_likelihood, kl = 0.0, 0.0
-    for rows, targets in zip(split.x_train.split(_ROWS), split.y_train.split(_ROWS), strict=True):
+    for rows, targets in zip(torch.split(split.x_train, _ROWS), torch.split(split.y_train, _ROWS), strict=True):
         part = model.elbo(rows, targets, n_samples=_DRAWS)
         log_likelihood += float(part.log_likelihood)
         kl += float(part.kl) * len(rows) / n  # the same in every part, up to Monte Carlo

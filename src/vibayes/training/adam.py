@@ -144,6 +144,9 @@ class AdamRun:
 
     def _look(self) -> None:
         """Log the replicas that are well and keep their state; send the others back."""
+        if self.options.world_size > 1:  # every process must see the same numbers, to decide alike
+            distributed.all_reduce(self.terms)
+            self.terms /= self.options.world_size
         well = (self.problem.finite() & ~self.bad).tolist()  # waits for the device
         log_likelihood, log_ratio, total = self.terms.tolist()
         noise = self.problem.noise()

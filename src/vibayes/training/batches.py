@@ -99,8 +99,8 @@ class InMemory(Batches):
         return self.take(self.rows(step).to(self.data.x.device))
 
     def rows(self, step: int) -> Tensor:
-        """Indices of the rows of a step's minibatch."""
-        return self._order.at(step)
+        """Indices of the rows of a step's batch."""
+        return self._order.at(step) if self.batch_size < self.n_data else torch.arange(self.n_data)
 
     def take(self, rows: Tensor) -> Batch:
         """The rows with these indices."""

@@ -27,7 +27,7 @@ _FORMAT = "vibayes-state-1"
 def save_state(path: str | os.PathLike[str], state: Any) -> None:
     """Write a nest of dicts, lists, tensors, numbers, strings and None, atomically.
 
-    >>> import tempfile, pathlib
+    >>> import pathlib, tempfile, torch
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "state"
     >>> save_state(file, {"a": [torch.ones(2), 3], "b": None})
     >>> load_state(file)
@@ -105,6 +105,7 @@ class Keeper:
         self.path = None if path is None else Path(path)
         self.every, self.fingerprint = every, fingerprint
         self._last = time.monotonic()
+        self.writes = True
         if self.path is not None:
             if self.path.is_dir():
                 raise ConfigurationError(f"checkpoint={str(self.path)!r} is a folder; name a file in it.")
@@ -120,7 +121,7 @@ class Keeper:
 
     def save(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Write the state when it is time to, or at once when forced."""
-        if self.path is None or not (force or time.monotonic() - self._last >= self.every):
+        if self.path is None or not self.writes or not (force or time.monotonic() - self._last >= self.every):
             return
         try:
             save_state(self.path, {"fingerprint": self.fingerprint, "run": state})

@@ -51,6 +51,9 @@ def fit(
     jitter and smaller steps, says so, and after a few tries gives up with an error that names the layer. Interrupted,
     it leaves the model at its last good state.
 
+    Where `torch.distributed` is initialised (under `torchrun`), every process takes its part of each batch and
+    gradients are averaged: called alike in all of them, with the same model and data, they train one model together.
+
     Args:
         model: a `Model`, `ExactGP`, `SGPR` or `LinearRegression`.
         data: `(x, y)` or `(x, y, weights)` as tensors or arrays, or a `Dataset` or `DataLoader` of such items.
@@ -90,7 +93,8 @@ def fit(
             "likelihood)."
         )
     name = model.optimizer if optimizer is None else optimizer
-    world = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    several = distributed.is_available() and distributed.is_initialized()
+    world, rank = (distributed.get_world_size(), distributed.get_rank()) if several else (1, 0)
     options = Options(
         steps=steps,
         max_steps=max_steps,
@@ -120,8 +124,9 @@ def fit(
                 "L-BFGS needs all rows at every step; leave batch_size out or use optimizer='adam'."
             )
         torch.manual_seed(seed)  # starts must not decide the draws: a model initialised before trains alike
-        with Progress(steps or (None if name == "lbfgs" else max_steps), show=progress) as shown:
+        with Progress(steps or (None if name == "lbfgs" else max_steps), show=progress and rank == 0) as shown:
             keeper = Keeper(checkpoint, checkpoint_seconds, fingerprint(model, [batches], options, name, [seed], [lr]))
+            keeper.writes = rank == 0
             problem = Single(model, batches, options.n_samples, noise)
             if not problem.parameters:
                 raise ConfigurationError("Every parameter of the model is fixed; there is nothing to train.")
@@ -133,6 +138,8 @@ def fit(
             found = keeper.load()
             if found is not None:
                 run.restore(found)
+            if world > 1:
+                distributed.barrier()  # nobody may write the checkpoint before everybody has read it
             return run.train()[0]
 
 

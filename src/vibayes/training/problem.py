@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as distributed
 from torch import Tensor
 
 from vibayes.bound import Bound
+from vibayes.errors import ConfigurationError
 from vibayes.parameters import Hyperparameter
 from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import Batches, InMemory
@@ -84,6 +86,28 @@ def mean_noise(likelihood: Any, raw: Tensor | None) -> Tensor | None:
     return noise.from_raw(raw.detach()).reshape(len(raw), -1).mean(1)
 
 
+class _Share:
+    """This process's part of every batch, where several processes train one model (`torch.distributed`).
+
+    Gradients are averaged over processes, so a part counts as many times as there are processes.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        alone = not (distributed.is_available() and distributed.is_initialized())
+        self.of = 1 if alone else distributed.get_world_size()
+        self.mine = 0 if alone else distributed.get_rank()
+        self.size, rest = divmod(batch_size, self.of)
+        if rest:
+            raise ConfigurationError(
+                f"A batch of {batch_size} rows cannot be shared evenly by {self.of} processes. "
+                f"Set batch_size to a multiple of {self.of}, such as {self.size * self.of}."
+            )
+
+    def part(self, rows: Tensor) -> Tensor:
+        """The rows of a batch that are this process's."""
+        return rows[self.mine :: self.of]
+
+
 class Single(Problem):
     """One model."""
 
@@ -97,16 +121,20 @@ class Single(Problem):
         self.n_data = [batches.n_data]
         self._prepared = prepared
         self._noise: Mapping[str, Tensor] | None = None
+        self._share = _Share(batches.batch_size)
+        self._scale = batches.n_data / batches.batch_size * self._share.of
         self._rows = None
-        if isinstance(batches, InMemory) and batches.batch_size < batches.n_data:
-            self._rows = torch.zeros(batches.batch_size, dtype=torch.long, device=self.device)
+        if isinstance(batches, InMemory) and (batches.batch_size < batches.n_data or self._share.of > 1):
+            self._rows = torch.zeros(self._share.size, dtype=torch.long, device=self.device)
+        elif self._share.of > 1:
+            raise ConfigurationError("Training on several processes takes data in memory, (x, y) or (x, y, weights).")
         self._batch: Batch | None = None
 
     def load(self, step: int) -> None:
         """Put the batch, or the indices of its rows, in place."""
         if self._rows is not None:
             assert isinstance(self.batches, InMemory)
-            self._rows.copy_(self.batches.rows(step), non_blocking=True)
+            self._rows.copy_(self._share.part(self.batches.rows(step)), non_blocking=True)
         else:
             self._batch = self.batches.at(step)
         if self._prepared is not None:
@@ -122,7 +150,8 @@ class Single(Problem):
     def bound(self) -> Bound:
         """The bound of the one model, with an axis of one replica in front."""
         batch = self._current()
-        scale = self.batches.n_data / len(batch.x)
+        # a loader's last batch may be shorter than the others
+        scale = self._scale if self._rows is not None else self.batches.n_data / len(batch.x)
         found: Bound = self.model(
             batch.x, batch.y, batch.weights, scale=scale, n_samples=self.n_samples, noise=self._noise
         )

@@ -1,5 +1,6 @@
 """Schedules: numbers that change with the step, for learning rates and KL weights."""
 
+import numbers
 from collections.abc import Callable, Sequence
 
 from vibayes.errors import ConfigurationError
@@ -57,4 +58,11 @@ def staircase(start: float, rise: float, every: int, end: float) -> Schedule:
 
 def as_schedule(value: "float | Schedule") -> Schedule:
     """A schedule from a number or a schedule."""
-    return value if callable(value) else constant(float(value))
+    if callable(value):
+        return value
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ConfigurationError(
+            f"A schedule is a number, or a function from the step to a number such as schedules.linear(0, 1, 1000); "
+            f"got {value!r}."
+        )
+    return constant(float(value))

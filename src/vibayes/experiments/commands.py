@@ -1,0 +1,204 @@
+"""The commands of the benchmark system, for both front ends: `vibayes bench` and `python -m vibayes.experiments`."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vibayes import datasets as data_sets
+from vibayes.errors import ConfigurationError
+from vibayes.experiments import catalogue
+from vibayes.experiments.display import duration, steps_of
+from vibayes.experiments.executors import make_executor
+from vibayes.experiments.experiment import Experiment
+from vibayes.experiments.figures import compare_figures, read_figures, run_figures
+from vibayes.experiments.names import check_name
+from vibayes.experiments.report import Section, page
+from vibayes.experiments.results import finished, write_file
+from vibayes.experiments.runner import Settings, Summary, run_sweep
+from vibayes.experiments.sweep import Selection, by_family, expand
+from vibayes.experiments.tables import FORMATS, compare, render, require_tables
+
+__all__ = ["describe", "report", "run_experiment", "select", "status", "table"]
+
+DEFAULT_OUT = Path("results")
+
+
+def status(experiment: Experiment) -> str:
+    """In a few words, whether an experiment can run."""
+    if experiment.needs:
+        return f"needs {experiment.needs}, not available yet"
+    if experiment.script:
+        return "ready"
+    there = catalogue.available(experiment)
+    missing = [name for name in experiment.models if name not in there]
+    return f"ready: {', '.join(there)}" + (f"; not yet: {', '.join(missing)}" if missing else "")
+
+
+def words(given: Sequence[str] | None) -> list[str] | None:
+    """Names from options that may hold several, with commas between them."""
+    found = [part.strip() for text in given or () for part in text.split(",") if part.strip()]
+    return found or None
+
+
+def select(
+    *,
+    datasets: Sequence[str] | None = None,
+    models: Sequence[str] | None = None,
+    depths: str | None = None,
+    priors: Sequence[str] | None = None,
+    splits: str | None = None,
+    steps: int | None = None,
+    dtype: str | None = None,
+    changes: Sequence[str] | None = None,
+) -> Selection:
+    """A selection from what was typed; `changes` are `KEY=VALUE` with JSON values."""
+    changed: dict[str, Any] = {}
+    for text in changes or ():
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--set takes KEY=VALUE, such as lr=0.01; got {text!r}.")
+        try:
+            changed[key.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            changed[key.strip()] = value.strip()
+    return Selection(words(datasets), words(models), depths, words(priors), splits, steps, dtype, changed)
+
+
+def describe(name: str) -> str:
+    """All that an experiment is, as text."""
+    e = catalogue.get(name)
+    lines = [f"{e.name}: {e.title}", f"  {status(e)}", f"  thesis: {', '.join(e.labels)}"]
+    if e.tables:
+        lines.append(f"  reference tables: {', '.join(e.tables)}")
+    if e.note:
+        lines.append(f"  {e.note}")
+    if e.needs or e.script:
+        return "\n".join(lines)
+    lines.append(f"  metrics: {', '.join(e.metrics)}")
+    for members in by_family(expand(e)).values():
+        unit = members[0]
+        lines.append(f"\n  {unit.title}: {len(members)} splits, {steps_of(unit)} steps  ({unit.family.name})")
+        for section in ("data", "model", "training"):
+            shown = ", ".join(f"{k}={v}" for k, v in unit.options[section].items() if v is not None)
+            lines.append(f"    {section}: {shown}")
+        lines.append(f"    dtype={unit.options['dtype']}, seed={unit.options['seed']} + split")
+    return "\n".join(lines)
+
+
+def run_experiment(
+    name: str,
+    selection: Selection,
+    *,
+    out: Path = DEFAULT_OUT,
+    device: str | None = None,
+    executor: str = "process",
+    workers: int | None = None,
+    address: str | None = None,
+    group: int | None = None,
+    chunk: int | None = None,
+    checkpoint_seconds: float = 15.0,
+    wait: bool = True,
+    quiet: bool = False,
+    command: str = "",
+    figures: Sequence[str] | None = None,
+    seed: int = 0,
+    figure_report: Callable[[str, dict[str, Any]], None] | None = None,
+) -> int:
+    """Run an experiment; 0 when all went well, 1 when a part of it failed."""
+    experiment = catalogue.get(name)
+    if experiment.script:
+        if selection != Selection():
+            raise ConfigurationError(f"{experiment.name} draws figures; it takes --figures, --seed and --out only.")
+        found = run_figures(experiment, out, figures=words(figures), seed=seed, report=figure_report)
+        print(f"Numbers: {found['file']}")
+        return 0
+    if figures:
+        raise ConfigurationError(f"{experiment.name} is a sweep; --figures belongs to experiments that draw figures.")
+    for key, value in {"group": group, "chunk": chunk}.items():
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{key} must be a positive whole number, got {value}.")
+    units = expand(experiment, selection)
+    _check_data(sorted({unit.dataset for unit in units}))
+    settings = Settings(
+        out=out,
+        device=device,
+        group=group,
+        chunk=chunk,
+        checkpoint_seconds=checkpoint_seconds,
+        command=command,
+        wait=wait,
+        show=not quiet,
+    )
+    summary = run_sweep(units, settings, make_executor(executor, workers=workers, address=address))
+    _conclude(summary, experiment.name, out)
+    return 0 if summary.ok else 1
+
+
+def _check_data(names: Sequence[str]) -> None:
+    for name in names:  # all of them, before hours of training on the first
+        data_sets.info(name)
+
+
+def _conclude(summary: Summary, name: str, out: Path) -> None:
+    parts = [f"{summary.wanted} runs: {summary.before} finished before, {summary.trained} trained now"]
+    if summary.elsewhere:
+        parts.append(f"{summary.elsewhere} by other processes")
+    if summary.left:
+        parts.append(f"{summary.left} not finished")
+    print(f"{', '.join(parts)} ({duration(summary.seconds)}).")
+    for message in summary.failed:
+        print(f"failed: {message}", file=sys.stderr)
+    if not summary.left:
+        print(f"See: vibayes bench table {name} --out {out}")
+
+
+def table(name: str, selection: Selection, *, out: Path = DEFAULT_OUT, form: str = "md") -> str:
+    """The experiment's tables as text."""
+    check_name(form, FORMATS, "format")
+    experiment = catalogue.get(name)
+    require_tables(experiment)
+    if experiment.script:
+        return render(compare_figures(experiment, out), form)
+    units = [] if experiment.needs else expand(experiment, selection)
+    text = render(compare(experiment, units, out), form)
+    others = _other_options(experiment, units, out)
+    if form == "md" and others:
+        text += "\nThere are results with other options too; change the same options to see them:\n"
+        text += "".join(f"- {line}\n" for line in others)
+    return text
+
+
+def _other_options(experiment: Experiment, units: Sequence[Any], out: Path) -> list[str]:
+    shown = {str(unit.family) for unit in units}
+    folders = sorted({p.parent for p in (out / experiment.name).glob("*/*/split-*.json")})
+    return [
+        f"{folder.relative_to(out).as_posix()} ({len(list(folder.glob('split-*.json')))} runs)"
+        for folder in folders
+        if folder.relative_to(out).as_posix() not in shown
+    ]
+
+
+def report(names: Sequence[str] | None, *, out: Path = DEFAULT_OUT, file: Path = Path("report.html")) -> Path:
+    """Write the report on all experiments that have results, or on those named."""
+    if not out.is_dir():
+        raise ConfigurationError(f"There is no folder of results {out}; run an experiment first, or give --out.")
+    chosen = [catalogue.get(name) for name in names] if names else list(catalogue.EXPERIMENTS.values())
+    sections = []
+    for experiment in chosen:
+        if experiment.needs and not names:
+            continue
+        units = [] if experiment.needs or experiment.script else expand(experiment)
+        figures = read_figures(experiment, out) if experiment.script else None
+        if not names and figures is None and all(finished(out, unit) is None for unit in units):
+            continue
+        tables = compare_figures(experiment, out) if experiment.script else compare(experiment, units, out)
+        sections.append(Section(experiment, units, tables, out, figures))
+    if not sections:
+        raise ConfigurationError(f"There are no results in {out}; run an experiment first, or give --out.")
+    try:
+        write_file(file, page(sections, out.resolve()))
+    except OSError as error:
+        raise ConfigurationError(f"The report {file} cannot be written ({error.strerror}).") from error
+    return file

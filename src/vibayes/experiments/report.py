@@ -1,0 +1,316 @@
+"""The report: one HTML page that needs nothing but itself."""
+
+import base64
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import vibayes
+from vibayes.experiments import svg
+from vibayes.experiments.display import duration
+from vibayes.experiments.experiment import Experiment, Unit
+from vibayes.experiments.figures import FigureResult
+from vibayes.experiments.results import finished
+from vibayes.experiments.sweep import by_family
+from vibayes.experiments.tables import KEYS, Row, cells_of, with_error
+
+__all__ = ["Section", "page"]
+
+CSS = """
+:root{color-scheme:light}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif;color:#222;background:#fff;
+ margin:0 auto;padding:0 16px 48px;max-width:1180px}
+h1{font-size:1.7em;margin:.9em 0 .2em}h2{margin:1.8em 0 .3em;border-bottom:2px solid #0072B2;padding-bottom:.15em}
+h3{margin:1.4em 0 .4em;font-size:1.05em}p{margin:.4em 0;max-width:75ch}a{color:#0060a0}
+.small,figcaption{color:#555;font-size:.87em}code{font-size:.92em;overflow-wrap:anywhere}
+.box{overflow-x:auto;border:1px solid #ddd;border-radius:6px;margin:.5em 0}
+table{border-collapse:collapse;font-size:.88em;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:.32em .7em;text-align:right;white-space:nowrap;border-bottom:1px solid #eee}
+th{background:#f6f7f8;font-weight:600}tr:last-child td{border-bottom:0}
+.k{text-align:left}td.wrap{white-space:normal;text-align:left;min-width:14em}
+.t2{display:block;color:#666;font-size:.92em}
+.better{background:#d9f2e3}.equal{background:#eaf1fb}.worse{background:#fbdcd3}.different{background:#fdeccd}.open{background:#f2f2f2}
+.chip{display:inline-block;padding:.05em .6em;border-radius:1em;margin:.15em .25em .15em 0;font-size:.87em}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,270px),1fr));gap:10px}
+.grid svg,.grid img{width:100%;height:auto;border:1px solid #eee;border-radius:6px;display:block}
+.figures{grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr))}
+figure{margin:0}svg text{font:10px system-ui,sans-serif;fill:#444}svg .t{font-size:11px;font-weight:600;fill:#222}
+nav a{margin-right:.9em;white-space:nowrap}
+"""
+
+VERDICTS = ("better", "equal", "worse", "different", "open")
+
+
+class Section:
+    """What the report says of one experiment.
+
+    Args:
+        experiment: the experiment.
+        units: its runs, with the options whose results are shown.
+        tables: ours beside the thesis's.
+        out: the folder of results.
+        figures: what a script of figures left, where it is one.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        units: Sequence[Unit],
+        tables: Mapping[str, Sequence[Row]],
+        out: Path,
+        figures: FigureResult | None = None,
+    ) -> None:
+        self.experiment, self.tables, self.figures, self.out = experiment, tables, figures, out
+        self.families: list[tuple[Unit, list[dict[str, Any]]]] = []
+        for members in by_family(units).values():
+            results = [r for r in (finished(out, unit) for unit in members) if r is not None]
+            if results:
+                self.families.append((members[0], results))
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """How many numbers are better, equal, worse."""
+        return Counter(row.verdict for rows in self.tables.values() for row in rows if row.verdict)
+
+    @property
+    def n_results(self) -> int:
+        """How many result files are behind it."""
+        return sum(len(results) for _, results in self.families) + (self.figures is not None)
+
+    def html(self) -> str:
+        """The section."""
+        e = self.experiment
+        parts = [f'<h2 id="{e.name}">{escape(e.name)}</h2><p>{escape(e.title)}.</p>']
+        if e.note:
+            parts.append(f'<p class="small">{escape(e.note)}</p>')
+        parts.append(f"<p>{_chips(self.verdicts)}</p>")
+        parts += [_table(name, rows) for name, rows in self.tables.items()]
+        if self.figures is not None:
+            parts.append(_figures(self.figures))
+        if self.families:
+            parts += [self._dots(), self._curves(), self._timings(), self._origin()]
+        return "".join(parts)
+
+    def _dots(self) -> str:
+        shown = []
+        for metric in ("elbo_per_datapoint", "test_ll", "test_rmse"):
+            by_dataset: dict[str, list[svg.Dot]] = {}
+            seen: set[tuple[str, ...]] = set()
+            for rows in self.tables.values():
+                for row in rows:
+                    key = tuple(row.printed.get(k, "") for k in KEYS)
+                    if row.printed["metric"] != metric or row.quoted or key in seen:
+                        continue
+                    seen.add(key)
+                    label = " ".join(filter(None, (row.printed["model"], row.printed["prior"], row.printed["depth"])))
+                    points = by_dataset.setdefault(row.printed["dataset"], [])
+                    if row.ours is not None and math.isfinite(row.ours):
+                        points.append(svg.Dot(label, row.ours, row.ours_stderr, True))
+                    points.append(svg.Dot(label, row.thesis, row.thesis_stderr, False))
+            for dataset, points in by_dataset.items():
+                if any(point.ours for point in points):
+                    shown.append(f"<figure>{svg.dots(f'{dataset}: {metric}', points)}</figure>")
+        if not shown:
+            return ""
+        return (
+            '<h3>Means and standard errors</h3><p class="small">Filled blue: ours. Hollow orange: the thesis.</p>'
+            f'<div class="grid">{"".join(shown)}</div>'
+        )
+
+    def _curves(self) -> str:
+        shown = []
+        for unit, results in self.families:
+            lines = [(r["curve"]["step"], _numbers(r["curve"]["elbo_per_datapoint"])) for r in results]
+            lines = [(xs, ys) for xs, ys in lines if xs]
+            if not lines:
+                continue
+            known = [
+                row.thesis
+                for rows in self.tables.values()
+                for row in rows
+                if row.printed["metric"] == "elbo_per_datapoint"
+                and all(row.printed.get(key, "") == value for key, value in unit.columns.items())
+            ]
+            plot = svg.curves(f"{unit.title}: ELBO per datapoint", lines, known[0] if known else None)
+            shown.append(f"<figure>{plot}</figure>")
+        return (
+            '<h3>Learning curves</h3><p class="small">The bound against the step, one line per split, on the minibatch '
+            "of the step where there are minibatches. Dashed: where the thesis ends, on all rows.</p>"
+            f'<div class="grid">{"".join(shown)}</div>'
+        )
+
+    def _timings(self) -> str:
+        head = ("data set", "model", "runs", "steps", "seconds per run", "ms per step", "together", "device", "dtype")
+        lines = []
+        for unit, results in self.families:
+            times = [r["seconds"] for r in results]
+            mean = math.fsum(times) / len(times)
+            steps = results[0]["steps"]
+            hardware = results[0].get("hardware", {})
+            device = hardware.get("gpu") or f"{hardware.get('processor')}, {hardware.get('threads')} threads"
+            chunk = results[0].get("group", {}).get("chunk") or 1
+            cells = (unit.dataset, unit.title.removeprefix(f"{unit.dataset} "), len(results), steps, f"{mean:.1f}",
+                     f"{1000 * mean / max(steps, 1):.2f}", chunk, device, unit.options.get("dtype"))  # fmt: skip
+            lines.append(_line(cells, 2))
+        note = (
+            '<p class="small">Seconds of a run that trained together with others are those of all of them together: '
+            "divide by the number in the column for the cost of one.</p>"
+        )
+        return f"<h3>Timings</h3>{_grid(head, lines, 2)}{note}"
+
+    def _origin(self) -> str:
+        found = Counter(
+            (
+                str(r.get("code", {}).get("version")),
+                str(r.get("code", {}).get("commit"))[:12] + ("+changes" if "+" in str(r["code"].get("commit")) else ""),
+                str(r.get("code", {}).get("sources")),
+                str(r.get("software", {}).get("torch")),
+                str(r.get("group", {}).get("executor")),
+                str(r.get("command")),
+            )
+            for _, results in self.families
+            for r in results
+        )
+        lines = [
+            "<tr>"
+            + "".join(f'<td class="k">{escape(cell)}</td>' for cell in key[:5])
+            + f'<td class="wrap"><code>{escape(key[5])}</code></td><td>{count}</td></tr>'
+            for key, count in found.items()
+        ]
+        head = ("version", "commit", "sources", "torch", "executor", "command", "runs")
+        events = [
+            f"<li>{escape(u.title)}, split {r['split']}: {escape(' '.join(r['events']))}</li>"
+            for u, results in self.families
+            for r in results
+            if r.get("events")
+        ]
+        told = f"<h3>Events</h3><ul class='small'>{''.join(events[:50])}</ul>" if events else ""
+        return f"<h3>How it was run</h3>{_grid(head, lines, 6)}{told}"
+
+
+def page(sections: Sequence[Section], folder: Path) -> str:
+    """The whole page."""
+    total: Counter[str] = Counter()
+    for section in sections:
+        total.update(section.verdicts)
+    lines = [
+        f'<tr><td class="k"><a href="#{s.experiment.name}">{s.experiment.name}</a></td>'
+        f'<td class="wrap">{escape(s.experiment.title)}</td><td>{s.n_results}</td>'
+        + "".join(f"<td>{s.verdicts[v] or ''}</td>" for v in VERDICTS)
+        + "</tr>"
+        for s in sections
+    ]
+    spent = math.fsum(
+        r["seconds"] / (r.get("group", {}).get("chunk") or 1)
+        for s in sections
+        for _, results in s.families
+        for r in results
+    )
+    body = [
+        "<h1>vibayes: results beside the thesis</h1>",
+        f'<p class="small">vibayes {vibayes.__version__}, {time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}, from '
+        f"<code>{escape(folder.name)}</code>; {sum(s.n_results for s in sections)} result files, "
+        f"{duration(spent)} of training.</p>",
+        f"<p>{_chips(total)}</p>",
+        '<p class="small">Equal: within two combined standard errors of the thesis\'s number and half a unit of its '
+        "last printed digit. Open: one split only. A dash: no result of ours. Quoted: the thesis took the number from "
+        "elsewhere.</p>",
+        _grid(("experiment", "what", "results", *VERDICTS), lines, 2),
+        *(section.html() for section in sections),
+    ]
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>vibayes results</title><style>{CSS}</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+# -- pieces -----------------------------------------------------------------------------------------------------
+
+
+def _chips(counts: Mapping[str, int]) -> str:
+    chips = [f'<span class="chip {v}">{counts[v]} {v}</span>' for v in VERDICTS if counts.get(v)]
+    return "".join(chips) or '<span class="small">No number of ours beside one of the thesis yet.</span>'
+
+
+def _grid(head: Sequence[str], lines: Sequence[str], left: int) -> str:
+    cells = "".join(f"<th{' class=k' if i < left else ''}>{escape(h)}</th>" for i, h in enumerate(head))
+    return f'<div class="box"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _line(cells: Sequence[Any], left: int) -> str:
+    return (
+        "<tr>"
+        + "".join(f"<td{' class=k' if i < left else ''}>{escape(str(c))}</td>" for i, c in enumerate(cells))
+        + "</tr>"
+    )
+
+
+def _table(name: str, rows: Sequence[Row]) -> str:
+    """A table of the thesis with one line per model and one column per metric; ours above, the thesis's below."""
+    keys = [key for key in KEYS if any(row.printed.get(key) for row in rows)]
+    metrics = list(dict.fromkeys(row.printed["metric"] for row in rows))
+    by_line: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in rows:
+        by_line.setdefault(tuple(row.printed.get(key, "") for key in keys), {})[row.printed["metric"]] = row
+    lines = []
+    for key, found in by_line.items():
+        cells = "".join(f'<td class="k">{escape(part)}</td>' for part in key)
+        lines.append(f"<tr>{cells}{''.join(_cell(found.get(metric)) for metric in metrics)}</tr>")
+    caption = '<p class="small">Ours with its standard error and the number of splits; below it the thesis\'s.</p>'
+    head = [key.replace("_", " ") for key in keys] + metrics
+    return f"<h3>{escape(name)}</h3>{caption}{_grid(head, lines, len(keys))}"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "<td></td>"
+    ours, thesis, difference, splits, verdict = cells_of(row)
+    title = f"difference {difference}, {splits} splits: {verdict}"
+    if row.printed.get("note"):
+        title += f"; {row.printed['note']}"
+    count = f" ({splits})" if row.n_splits else ""
+    return (
+        f'<td class="{row.verdict}" title="{escape(title)}">{escape(ours)}{count}'
+        f'<span class="t2">{escape(thesis)}</span></td>'
+    )
+
+
+def _figures(found: FigureResult) -> str:
+    parts = []
+    for figure in found.figures:
+        image = ""
+        if figure.image is not None:
+            data = base64.b64encode(figure.image.read_bytes()).decode()
+            image = f'<img src="data:image/png;base64,{data}" alt="{escape(figure.label)}">'
+        said = "".join(
+            f"<li>{'yes' if s['holds'] else '<b>no</b>'}: {escape(s['text'])}</li>" for s in figure.statements
+        )
+        missing = f"<p>Skipped: {escape(figure.skipped)}</p>" if figure.skipped else ""
+        parts.append(
+            f"<figure>{image}<figcaption><b>{escape(figure.label)}</b>{missing}<ul>{said}</ul></figcaption></figure>"
+        )
+    numbers = [
+        _line((f.label, n["name"], with_error(f"{n['ours']:.4f}", None, 4), _or_dash(n["thesis"]),
+               _or_dash(n["reference"]), n.get("note", "")), 2)
+        for f in found.figures
+        for n in f.numbers
+    ]  # fmt: skip
+    head = ("figure", "number", "ours", "thesis", "reference", "note")
+    return (
+        f'<h3>Figures</h3><div class="grid figures">{"".join(parts)}</div><h3>Numbers</h3>{_grid(head, numbers, 2)}'
+        f'<p class="small">{escape(found.origin)}</p>'
+    )
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if v is None else float(v) for v in values]

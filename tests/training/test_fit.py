@@ -1,0 +1,475 @@
+"""`fit`: what it optimizes, when it stops, and how it recovers."""
+
+import copy
+import logging
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Gamma
+from torch.utils.data import DataLoader, TensorDataset
+
+import vibayes as vb
+from vibayes.trainable import TrainableModel
+
+
+def data(n: int = 24, p: int | None = None) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.rand(n, 1, generator=generator) * 4 - 2
+    y = torch.sin(2 * x) + 0.2 * torch.randn(n, p or 1, generator=generator)
+    return x, y[:, 0] if p is None else y
+
+
+def svgp(likelihood: vb.Likelihood | None = None, kernel: vb.Kernel | None = None, m: int = 5) -> vb.Model:
+    torch.manual_seed(0)
+    gp = vb.GP(1, kernel=kernel or vb.SquaredExponential(1), posterior=vb.LocalInducing(m))
+    return vb.Model(nn.Sequential(nn.Identity(), gp), likelihood or vb.Gaussian(0.1))
+
+
+def deep() -> vb.Model:
+    torch.manual_seed(0)
+    first = vb.GP(1, kernel=vb.SquaredExponential(1), mean=vb.IdentityMean(), posterior=vb.LocalInducing(4))
+    return vb.Model(
+        nn.Sequential(first, vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(4))), vb.Gaussian(0.1)
+    )
+
+
+def fit(model: TrainableModel, steps: int | None, *, log_every: int = 10, **options: object) -> vb.History:
+    return vb.fit(model, options.pop("data", data()), steps=steps, log_every=log_every, progress=False, **options)
+
+
+def parameters(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def same(first: nn.Module, second: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+# ---- what is optimized
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+@pytest.mark.parametrize("make", [svgp, deep])
+def test_training_raises_the_bound(optimizer: str, make: Callable[[], vb.Model]) -> None:
+    model = make()
+    history = fit(model, 60, optimizer=optimizer, lr=0.05)
+    assert history.elbo[-1] > history.elbo[0] + 5
+    assert history.step[-1] <= 60
+    assert not history.events
+    found = model.elbo(*data(), n_samples=200)
+    assert history.elbo[-1] == pytest.approx(found.value.item(), abs=5 + 5 * found.stderr.item())
+
+
+def test_the_history_is_the_bound() -> None:
+    model = svgp()
+    model.initialize(*data())
+    before = model.elbo(*data())
+    history = fit(model, 1, kl_weight=0.1)
+    assert history.step == [1]
+    assert history.elbo == pytest.approx([before.value.item()])
+    assert history.kl == pytest.approx([before.kl.item()])
+    assert history.log_likelihood == pytest.approx([before.log_likelihood.item()])
+    assert history.per_datapoint == pytest.approx([before.per_datapoint.item()])
+    assert history.n_data == 24
+    assert math.isnan(fit(svgp(vb.StudentT()), 1).noise[0])
+    assert history.noise == pytest.approx([model.likelihood.noise.value.item()], rel=0.05)
+
+
+def map_noise(y: Tensor, a: float, b: float) -> float:
+    """The mode of `N(y; 0, s) Gamma(s; a, b)` over s: the root of b s^2 + (N/2 - a + 1) s - y^T y / 2."""
+    linear, constant = len(y) / 2 - a + 1, -0.5 * float(y @ y)
+    return (-linear + math.sqrt(linear**2 - 4 * b * constant)) / (2 * b)
+
+
+@pytest.mark.parametrize("name", ["exact", "svgp", "sgpr"])
+def test_hyperparameter_priors_move_the_optimum(name: str) -> None:
+    """Without a signal the noise variance is all there is, and its mode is known."""
+    x, _ = data(10)
+    y = torch.linspace(-2, 2, 10)
+    a, b = 30.0, 8.0
+    noise = vb.Positive(1.0, prior=Gamma(a, b))
+    kernel = vb.SquaredExponential(1)
+    kernel.variance.fix(1e-12)
+    kernel.lengthscale.fix()
+    models: dict[str, Callable[[], TrainableModel]] = {
+        "exact": lambda: vb.ExactGP(kernel, vb.Gaussian(noise)),
+        "svgp": lambda: svgp(vb.Gaussian(noise), kernel),
+        "sgpr": lambda: vb.SGPR(kernel, vb.Gaussian(noise), 3),
+    }
+    fit(models[name](), None, optimizer="lbfgs", data=(x, y))
+    assert noise.value.item() == pytest.approx(map_noise(y, a, b), rel=1e-4)
+    assert abs(map_noise(y, a, b) - float(y @ y) / 10) > 0.5  # where it would be without the prior
+
+
+def test_fixed_hyperparameters_stay() -> None:
+    for make in (svgp, lambda: vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))):
+        model = make()
+        model.likelihood.noise.fix(0.3)
+        kernel = next(m for m in model.modules() if isinstance(m, vb.SquaredExponential))
+        kernel.lengthscale.fix(0.7)
+        fit(model, 15)
+        assert model.likelihood.noise.value.item() == pytest.approx(0.3, rel=1e-12)
+        assert kernel.lengthscale.value.item() == pytest.approx(0.7, rel=1e-12)
+        assert kernel.variance.value.item() != 1.0
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(vb.ConfigurationError, match="Every parameter of the model is fixed"):
+        fit(model, 5)
+
+
+def test_weights_are_used() -> None:
+    """Rows of weight zero could as well be missing; the bound's scale is the same."""
+    x, y = data()
+    z = torch.linspace(-2, 2, 5)[:, None]
+    weights = torch.ones(24)
+    weights[12:] = 0.0
+    kept, dropped = (
+        vb.Model(vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(5, inputs=z)), vb.Gaussian(0.1))
+        for _ in range(2)
+    )
+    wild = torch.where(weights == 0, 1e3, y)
+    fit(kept, 20, data=(x, wild, weights))
+    fit(dropped, 20, data=(x[:12], y[:12]))
+    torch.testing.assert_close(kept.predict(x).mean, dropped.predict(x).mean)
+
+
+@pytest.mark.parametrize("name", ["exact", "sgpr", "regression"])
+def test_closed_form_models_condition_on_what_they_were_fitted_to(name: str) -> None:
+    x, y = data()
+    models: dict[str, Callable[[], TrainableModel]] = {
+        "exact": lambda: vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1)),
+        "sgpr": lambda: vb.SGPR(vb.SquaredExponential(1), vb.Gaussian(0.1), torch.linspace(-2, 2, 5)[:, None]),
+        "regression": lambda: vb.LinearRegression(noise=0.1),
+    }
+    model = models[name]()
+    fit(model, 5, data=(x, y))
+    fit(model, 5, data=(x, y + 100))
+    fresh = models[name]()
+    fresh.load_state_dict(model.state_dict())
+    fresh.condition(x, y + 100)
+    torch.testing.assert_close(model.predict(x).mean, fresh.predict(x).mean)
+    weights = torch.ones(24)
+    weights[5:] = 0.0
+    for source in ((x, y, weights), TensorDataset(x, y, weights)):
+        model = models[name]()
+        fit(model, 5, data=source)
+        fresh.load_state_dict(model.state_dict())
+        fresh.condition(x[:5], y[:5])
+        torch.testing.assert_close(model.predict(x).mean, fresh.predict(x).mean)
+
+
+def test_datasets_and_loaders_train_as_tensors_do() -> None:
+    x, y = data()
+    start = svgp()
+    start.initialize(x, y)
+    tensors, dataset, loader, whole = (copy.deepcopy(start) for _ in range(4))
+    fit(tensors, 20, batch_size=6, data=(x, y))
+    fit(dataset, 20, batch_size=6, data=TensorDataset(x, y))
+    assert same(tensors, dataset)
+    fit(loader, 20, data=DataLoader(TensorDataset(x, y), batch_size=24, shuffle=True))
+    fit(whole, 20, data=(x, y))
+    for a, b in zip(loader.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    uneven = svgp()
+    history = fit(uneven, 20, data=DataLoader(TensorDataset(x, y, torch.ones(24)), batch_size=7, shuffle=True))
+    assert history.n_data == 24
+    assert math.isfinite(history.elbo[-1])
+
+
+# ---- randomness
+
+
+@pytest.mark.parametrize("make", [svgp, deep, lambda: svgp(vb.StudentT())])
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_a_seed_decides_everything_and_leaves_the_generators(make: Callable[[], vb.Model], optimizer: str) -> None:
+    options = {} if optimizer == "lbfgs" else {"batch_size": 7}
+    first, again = make(), make()
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002 - the global state is what must stay
+    before, before_numpy = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    fit(first, 12, optimizer=optimizer, **options)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.random.get_state()[1].tolist() == before_numpy  # noqa: NPY002
+    torch.manual_seed(2)
+    fit(again, 12, optimizer=optimizer, **options)
+    assert same(first, again)
+
+
+def test_seeds_differ() -> None:
+    first, second = deep(), deep()
+    fit(first, 5, seed=0)
+    fit(second, 5, seed=1)
+    assert not same(first, second)
+
+
+def test_the_generator_is_left_alone_by_a_failure() -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(vb.DataError):
+        fit(svgp(), 5, data=(torch.full((3, 1), math.nan), torch.zeros(3)))
+    torch.manual_seed(0)
+    assert torch.equal(torch.get_rng_state()[:8], before[:8])
+
+
+# ---- schedules
+
+
+@pytest.mark.parametrize("kind", ["lr_schedule", "kl_weight"])
+def test_schedules_are_asked_once_for_every_step(kind: str) -> None:
+    asked: list[int] = []
+
+    def schedule(step: int) -> float:
+        asked.append(step)
+        return 1.0
+
+    fit(svgp(), 12, log_every=100, **{kind: schedule})
+    assert list(dict.fromkeys(asked)) == list(range(12))
+
+
+def test_schedules_take_effect_at_their_step() -> None:
+    short, stopped = svgp(), svgp()
+    fit(short, 5, kl_weight=0.3)
+    stop = vb.schedules.piecewise([5], [1.0, 0.0])
+    fit(stopped, 12, lr_schedule=stop, kl_weight=vb.schedules.piecewise([5], [0.3, 1.0]))
+    assert same(short, stopped)
+    for later in (vb.schedules.piecewise([6], [1.0, 0.0]), vb.schedules.piecewise([4], [1.0, 0.0])):
+        other = svgp()
+        fit(other, 12, lr_schedule=later, kl_weight=0.3)
+        assert not same(short, other)
+
+
+def test_the_kl_weight_matters_and_the_rate_is_logged() -> None:
+    cold, plain = svgp(), svgp()
+    history = fit(cold, 10, kl_weight=0.0, log_every=5, lr=0.02, lr_schedule=vb.schedules.piecewise([5], [1.0, 0.1]))
+    fit(plain, 10, log_every=5, lr=0.02, lr_schedule=vb.schedules.piecewise([5], [1.0, 0.1]))
+    assert not same(cold, plain)
+    assert history.lr == pytest.approx([0.02, 0.002])
+    halved = svgp()
+    assert fit(halved, 10, lr=0.02, lr_schedule=0.5).lr == pytest.approx([0.01])
+
+
+# ---- stopping
+
+
+def test_adam_stops_by_itself() -> None:
+    history = fit(svgp(), None, tolerance=0.5, log_every=2)
+    assert history.stopped == "the smoothed bound no longer rose"
+    assert 20 < history.step[-1] < 500
+    assert history.lr[-1] == pytest.approx(0.1 * history.lr[0])
+
+
+def test_adam_goes_on_while_the_bound_rises() -> None:
+    history = fit(svgp(), None, tolerance=1e-6, log_every=2, max_steps=80)
+    assert history.stopped.startswith("reached max_steps=80")
+    assert history.step[-1] == 80
+
+
+def test_a_number_of_steps_is_kept() -> None:
+    history = fit(svgp(), 23, log_every=10)
+    assert history.step == [10, 20, 23]
+    assert history.stopped == "ran the 23 steps asked for"
+    exact = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))
+    history = fit(exact, 2)
+    assert history.step[-1] == 2
+    assert "2 iterations" in history.stopped
+    assert fit(exact, None).stopped == "L-BFGS converged"
+
+
+def test_fitting_again_goes_on() -> None:
+    model = svgp()
+    fit(model, 30)
+    before = model.elbo(*data()).value
+    inputs = model.network[1].posterior.inputs.detach().clone()
+    fit(model, 1, lr=1e-12)
+    torch.testing.assert_close(model.network[1].posterior.inputs.detach(), inputs)  # not started over
+    fit(model, 60, lr=0.02)
+    assert model.elbo(*data()).value > before
+
+
+# ---- when steps go wrong
+
+
+class Flaky(vb.Gaussian):
+    """A likelihood that is NaN at some of its calls."""
+
+    def __init__(self, bad: Callable[[int], bool]) -> None:
+        super().__init__(0.1)
+        self.bad, self.calls = bad, 0
+
+    def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
+        self.calls += 1
+        found = super()._expected_log_prob(mean, variance, y, eps)
+        return found * math.nan if self.bad(self.calls) else found
+
+
+class Breaking(vb.SquaredExponential):
+    """A kernel that stops being positive definite after some calls."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(1)
+        self.after, self.calls = after, 0
+
+    def _matrix(self, x: Tensor, z: Tensor | None) -> Tensor:
+        self.calls += 1
+        K = super()._matrix(x, z)
+        return -K if self.calls > self.after and z is None else K
+
+
+def test_one_bad_step_is_undone(caplog: pytest.LogCaptureFixture) -> None:
+    model = svgp(Flaky(lambda call: call == 25))
+    with caplog.at_level(logging.WARNING, logger="vibayes"):
+        history = fit(model, 60, lr=0.02)
+    assert len(history.events) == 1
+    assert "bound was not finite" in history.events[0]
+    assert "1.0e-05" in history.events[0]
+    assert caplog.messages == history.events
+    assert model.jitter.item() == pytest.approx(1e-5)
+    assert history.lr[0] == pytest.approx(0.02)
+    assert history.lr[-1] == pytest.approx(0.01)
+    assert history.step[-1] == 60
+    assert all(math.isfinite(e) for e in history.elbo)
+    assert history.elbo[-1] > history.elbo[0]
+    assert torch.isfinite(model.predict(data()[0]).mean).all()
+
+
+def test_a_bad_step_with_a_prior_is_undone_too() -> None:
+    """Torch's own checks of distributions must not get in the way of going back."""
+    model = svgp(Flaky(lambda call: call == 12))
+    model.likelihood.noise = vb.Positive(0.1, prior=torch.distributions.LogNormal(0.0, 1.0))
+    history = fit(model, 40)
+    assert len(history.events) == 1
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_a_bad_last_step_leaves_finite_parameters() -> None:
+    for bad in (20, 15):
+        model = svgp(Flaky(lambda call, bad=bad: call == bad))
+        fit(model, 20)
+        assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_a_gradient_that_is_not_finite_counts() -> None:
+    """A finite loss with a NaN gradient poisons the parameters; the last good ones come back."""
+    model = svgp()
+    calls = 0
+
+    def poison(gradient: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return gradient * math.nan if calls == 17 else gradient
+
+    model.network[1].posterior.mean.register_hook(poison)
+    history = fit(model, 40)
+    assert len(history.events) == 1
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("first_bad", [1, 34])
+def test_giving_up_leaves_the_last_good_state(first_bad: int) -> None:
+    model, twin = svgp(Flaky(lambda call: call >= first_bad)), svgp()
+    with pytest.raises(vb.TrainingError, match=r"bound was not finite.*smaller lr.*noise"):
+        fit(model, 500)
+    if first_bad == 1:
+        twin.initialize(*data())
+    else:
+        fit(twin, 30)
+    for a, b in zip(parameters(model), parameters(twin), strict=True):
+        assert torch.equal(a, b)
+    assert model.jitter.item() == pytest.approx(1e-6)  # as it was when all was well
+    assert torch.isfinite(model.predict(data()[0]).mean).all()
+
+
+def test_a_failing_factorization_names_its_layer() -> None:
+    kernel = Breaking(after=40)
+    model = svgp(kernel=kernel)
+    with pytest.raises(vb.NotPositiveDefiniteError, match=r"layer '1' was not positive definite.*torch\.float64"):
+        fit(model, 500)
+    kernel.after = 10**9
+    assert torch.isfinite(model.elbo(*data()).value)
+
+
+def test_lbfgs_gives_up_too() -> None:
+    model = svgp(kernel=Breaking(after=3))
+    before = parameters(model)
+    with pytest.raises(vb.NotPositiveDefiniteError, match="layer '1'"):
+        fit(model, 50, optimizer="lbfgs")
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert len(before) == len(parameters(model))
+    assert model.jitter.item() == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
+def test_an_interruption_leaves_the_last_good_state(kind: type[BaseException]) -> None:
+    def weight(step: int) -> float:
+        if step == 27:
+            raise kind("stop")
+        return 1.0
+
+    model, twin = svgp(), svgp()
+    with pytest.raises(kind, match="stop"):
+        fit(model, 100, kl_weight=weight)
+    fit(twin, 20)
+    assert same(model, twin)
+
+
+def test_an_interrupted_lbfgs_keeps_what_it_has() -> None:
+    calls = 0
+
+    def weight(step: int) -> float:
+        nonlocal calls
+        calls += 1
+        if step >= 20 and calls > 60:
+            raise KeyboardInterrupt
+        return 1.0
+
+    model = deep()
+    model.initialize(*data())
+    before = model.elbo(*data(), n_samples=200).value
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, 400, optimizer="lbfgs", kl_weight=weight, n_samples=5)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert model.elbo(*data(), n_samples=200).value > before + 5
+
+
+# ---- what fit refuses
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be a positive whole number, got 0"),
+        ({"steps": 2.5}, "steps must be a positive"),
+        ({"steps": True}, "steps must be a positive"),
+        ({"n_samples": 0}, "n_samples must be a positive"),
+        ({"log_every": 0}, "log_every must be a positive"),
+        ({"max_steps": -1}, "max_steps must be a positive"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": math.nan}, "lr must be positive"),
+        ({"optimizer": "sgd"}, "optimizer must be.*adam.*lbfgs.*'sgd'"),
+        ({"restarts": 2}, "restarts go with optimizer='lbfgs'"),
+        ({"optimizer": "lbfgs", "batch_size": 5}, "L-BFGS needs all rows"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"device": "gpu0"}, "Unknown device 'gpu0'"),
+        ({"kl_weight": "annealed"}, "A schedule is a number, or a function"),
+        ({"lr_schedule": "cosine"}, "A schedule is a number, or a function"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
+    with pytest.raises(vb.ConfigurationError, match=message):
+        vb.fit(svgp(), data(), **{"steps": 5, "progress": False, **options})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_no_gpu() -> None:
+    with pytest.raises(vb.ConfigurationError, match=r"device='cuda' was asked for, but no CUDA GPU.*device='cpu'"):
+        fit(svgp(), 5, device="cuda")
+    assert fit(svgp(), 1, device="cpu").step == [1]
+    assert fit(svgp(), 1, device=torch.device("cpu")).step == [1]
+
+
+def test_only_models_are_trained() -> None:
+    with pytest.raises(vb.ConfigurationError, match=r"got Linear. Wrap a network in vibayes\.Model"):
+        vb.fit(nn.Linear(1, 1), data(), steps=5)

@@ -21,8 +21,8 @@ from vibayes.training.adam import AdamRun
 from vibayes.training.batches import InMemory
 from vibayes.training.problem import Single
 from vibayes.training.progress import Progress
-from vibayes.training.replicas import Stacked
 from vibayes.training.run import Options
+from vibayes.training.stacked import Stacked
 
 N, D, M = 455, 13, 100  # Boston
 
@@ -123,11 +123,11 @@ def main() -> None:
                 except Exception as error:  # a mode that fails is a row that says so
                     row["error"] = shown = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                 rows.append(row)
-                print(f"{str(dtype):14} {mode:14} R={R:4d} {shown}", flush=True)
+                print(f"{dtype!s:14} {mode:14} R={R:4d} {shown}", flush=True)
         if arguments.gpytorch:
             ms = gpytorch_ms(arguments.batch_size, arguments.steps)
             rows.append({"dtype": str(dtype), "mode": "gpytorch", "R": 1, "ms": ms})
-            print(f"{str(dtype):14} {'gpytorch':14} R=   1 {ms:9.3f} ms")
+            print(f"{dtype!s:14} {'gpytorch':14} R=   1 {ms:9.3f} ms")
     if arguments.out is not None:
         device = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
         about = {

@@ -109,7 +109,7 @@ def main() -> None:
                 }
             )
             print(
-                f"{str(dtype):14} M={M:4d}  vibayes {1e3 * ours:7.2f} ms  gpytorch {1e3 * theirs:7.2f} ms  "
+                f"{dtype!s:14} M={M:4d}  vibayes {1e3 * ours:7.2f} ms  gpytorch {1e3 * theirs:7.2f} ms  "
                 f"ratio {theirs / ours:.2f} (of the fastest steps {rows[-1]['best_ratio']:.2f})",
                 flush=True,
             )

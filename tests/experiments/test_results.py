@@ -9,7 +9,15 @@ import pytest
 
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.experiment import Experiment
-from vibayes.experiments.results import MAX_BYTES, finished, read_result, thin, writable_folder, write_file, write_result
+from vibayes.experiments.results import (
+    MAX_BYTES,
+    finished,
+    read_result,
+    thin,
+    writable_folder,
+    write_file,
+    write_result,
+)
 from vibayes.experiments.sweep import expand
 
 
@@ -30,7 +38,15 @@ def test_round_trip_and_nan(tiny: Experiment, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '{"schema": "vibayes-result-0"}', '{"schema": "vibayes-result-1", "metrics": {}}', "\udcff"],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"schema": "vibayes-result-0"}',
+        '{"schema": "vibayes-result-1", "metrics": {}}',
+        "\udcff",
+    ],
 )
 def test_damaged_files_are_named_once_and_count_as_missing(
     tiny: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str

@@ -1,5 +1,6 @@
 """`fit_many`: identity 17, padding, minibatches, roll-back of single replicas."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def test_a_diverging_replica_disturbs_no_other(caplog: pytest.LogCaptureFixture)
     assert histories[1].stopped.startswith("gave up")
     assert len(histories[1].events) == 6
     assert "Replica 1" in caplog.text
-    assert float(models[1].jitter) == pytest.approx(1e-6 * 10**5)
+    assert float(models[1].jitter) == pytest.approx(1e-6)  # more did not help, so it keeps what it had
     assert float(models[0].jitter) == pytest.approx(1e-6)
 
 
@@ -185,3 +186,23 @@ def test_models_that_differ_are_refused() -> None:
         vb.fit_many(
             [regression_model(0), regression_model(1)], [data(0), data(1, 9)], batch_size=20, steps=1, progress=False
         )
+
+
+def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    replicas = sys.modules["vibayes.training.replicas"]
+    real, limit = replicas._problem, 2
+
+    def tight(models, *arguments):  # type: ignore[no-untyped-def]
+        if len(models) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(models, *arguments)
+
+    monkeypatch.setattr(replicas, "_problem", tight)
+    sets = [data(r) for r in range(4)]
+    models = [regression_model(r) for r in range(4)]
+    histories = vb.fit_many(models, sets, steps=10, chunk=4, log_every=10, progress=False)
+    assert [h.step for h in histories] == [[10]] * 4
+    assert "going on with 2 models at a time" in caplog.text
+    limit = 1
+    with pytest.raises(vb.TrainingError, match="ran out of memory with 2"):
+        vb.fit_many([regression_model(r) for r in range(4)], sets, steps=10, chunk=4, progress=False)

@@ -64,7 +64,7 @@ class ProgressFile:
     def __init__(self, group: Group, device: str, also: Callable[[int], None] | None = None) -> None:
         self.path = group.folder.with_name(group.folder.name + ".progress")
         self.steps, self.also = steps_of(group.units[0]), also
-        runs, chunk = len(group.units), group.how.get("chunk") or (1 if device == "cpu" else len(group.units))
+        runs, chunk = len(group.units), group.how.get("chunk") or len(group.units)
         self.rounds = -(-runs // chunk)
         self.round, self.last = 0, 0
         self.begin = time.time()

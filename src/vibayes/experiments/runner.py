@@ -17,9 +17,8 @@ from vibayes.experiments.executors import Executor, ThisProcess
 from vibayes.experiments.experiment import Unit
 from vibayes.experiments.record import provenance
 from vibayes.experiments.results import code_digest, finished, thin, writable_folder, write_result
-from vibayes.experiments.sweep import WORK, Group, plan, tidy
+from vibayes.experiments.sweep import WORK, Group, by_family, plan, tidy
 from vibayes.experiments.training import load_split, measure, train_group
-from vibayes.training.checkpoint import load_state
 from vibayes.training.history import History
 
 __all__ = ["Outcome", "Settings", "Summary", "check_device", "run_sweep", "work"]
@@ -34,9 +33,10 @@ class Settings:
     Attributes:
         out: the folder of results.
         device: where to train; None: a GPU where there is one.
-        group: how many runs train together; None: all splits of a model on a GPU, one on a CPU, where training
-            together gains nothing and single runs are shared out better.
-        chunk: how many models of a group go through a step at once; None: chosen by `fit_many`.
+        group: how many runs train together; None: all splits of a model on a GPU, on a CPU ten where steps are small
+            and one where they are not.
+        chunk: how many models of a group go through a step at once; None: on a GPU what fits into memory, on a CPU
+            the whole group, so that the numbers do not depend on a measurement.
         checkpoint_seconds: how often a group's state is kept.
         command: what was typed.
         wait: whether to wait for runs that other processes are at.
@@ -121,8 +121,16 @@ def run_sweep(units: Sequence[Unit], settings: Settings, executor: Executor | No
     out = writable_folder(settings.out).resolve()
     # an executor elsewhere has devices of its own, which its workers look for
     device = check_device(settings.device) if executor.local else settings.device or executor.device
-    size = settings.group or (None if device.startswith("cuda") else 1)
     how = {"chunk": settings.chunk, "executor": executor.name, "device": device}
+
+    def planned() -> list[Group]:
+        found = []
+        for members in by_family(units).values():
+            size = settings.group or (None if device.startswith("cuda") else cpu_group(members[0]))
+            chunk = settings.chunk or (None if device.startswith("cuda") else size)
+            found += plan(out, members, size=size, how={**how, "chunk": chunk})
+        return found
+
     summary = Summary(wanted=len(units))
     summary.before = sum(finished(out, unit) is not None for unit in units)
     message: dict[str, Any] = {
@@ -132,7 +140,7 @@ def run_sweep(units: Sequence[Unit], settings: Settings, executor: Executor | No
         "command": settings.command,
         "executor": executor.name,
     }
-    groups = plan(out, units, size=size, how=how)
+    groups = planned()
     attempted: set[Path] = set()
     with Display(out, groups, show=settings.show, finished_before=summary.before, wanted=len(units)) as display:
         while groups:
@@ -152,11 +160,17 @@ def run_sweep(units: Sequence[Unit], settings: Settings, executor: Executor | No
                 break
             display.waiting(busy)
             time.sleep(0.5)
-            groups = [group for group in plan(out, units, size=size, how=how) if group.folder not in attempted]
+            groups = [group for group in planned() if group.folder not in attempted]
     summary.left = sum(finished(out, unit) is None for unit in units)
     summary.elsewhere = summary.wanted - summary.before - summary.trained - summary.left
     summary.seconds = time.monotonic() - begin
     return summary
+
+
+def cpu_group(unit: Unit) -> int:
+    """How many runs train together on a CPU: small steps cost mostly overhead, which they share."""
+    model = unit.options.get("model", {})
+    return 10 if (model.get("n_inducing") or 1000) <= 128 and not model.get("depth") else 1
 
 
 # -- one group, in whatever process ------------------------------------------------------------------------------
@@ -227,15 +241,12 @@ def _train(group: Group, task: Mapping[str, Any], claim: claims.Claim, watch: Ca
 
 
 def _chunk_at(group: Group) -> int | None:
-    """How many models of a group train at once, as its checkpoints tell: a resumed group keeps to it."""
-    if (group.folder / "checkpoint").exists():
-        return len(group.units)
-    first = group.folder / "checkpoint-0"
-    if not first.exists():
-        return None
+    """How many models of a group train at once, as `fit_many` noted it: a resumed group keeps to it."""
+    path = group.folder / "checkpoint.chunk"
     try:
-        return len(load_state(first)["run"]["histories"])
-    except (DataError, KeyError, TypeError):
+        return min(int(path.read_text()), len(group.units))
+    except (OSError, ValueError):
+        path.unlink(missing_ok=True)  # half-written when the process was killed; nothing was trained yet
         return None
 
 
@@ -255,7 +266,8 @@ def _about(group: Group, task: Mapping[str, Any], device: str, chunk: int | None
         "software": made["software"],
         "group": {
             "splits": [unit.split for unit in group.units],
-            **{k: group.how.get(k) for k in ("chunk", "executor")},
+            "chunk": chunk,
+            "executor": group.how.get("executor"),
         },
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -49,6 +49,7 @@ class AdamRun:
         self.drops = [0] * R
         self.windows: list[list[float]] = [[] for _ in range(R)]
         self.tries, self.good_looks = [0] * R, [0] * R
+        self.sound: list[float] = like.tolist()  # jitter of each replica when it was last well
         self.optimizer = Adam(problem.parameters)
         # what a step reads
         self.rates = torch.zeros(R, dtype=like.dtype, device=device)
@@ -152,10 +153,11 @@ class AdamRun:
         noise = self.problem.noise()
         noises = [math.nan] * self.problem.replicas if noise is None else noise.tolist()
         live = [r for r, h in enumerate(self.histories) if not h.stopped]
+        jitter = self.problem.jitter.tolist()
         for r in live:
             if not well[r]:
                 continue
-            self.good_looks[r] += 1
+            self.good_looks[r], self.sound[r] = self.good_looks[r] + 1, jitter[r]
             if self.good_looks[r] > _FORGIVE:
                 self.tries[r] = 0
             rate = self.options.lr_schedule(self.step - 1) * self._lr(r)
@@ -206,8 +208,11 @@ class AdamRun:
         for r in live:
             self.tries[r], self.good_looks[r] = self.tries[r] + 1, 0
             if self.tries[r] > MAX_TRIES:
+                tried = float(self.problem.jitter[r])
+                self.problem.jitter[r] = self.sound[r]
                 if self.problem.replicas == 1:
-                    raise give_up(reasons[r], self.step, float(self.problem.jitter[r]), self.problem.jitter.dtype)
+                    self.good = self.state()
+                    raise give_up(reasons[r], self.step, tried, self.problem.jitter.dtype)
                 self.histories[r].stopped = f"gave up: {reasons[r]}, also after going back {MAX_TRIES} times"
                 self._event(r, f"Step {self.step}: {self.histories[r].stopped}. It stays at its last good state.")
                 continue
@@ -259,7 +264,7 @@ class AdamRun:
             "vectors": copy.deepcopy({name: getattr(self, name) for name in self._VECTORS}),
         }
 
-    _VECTORS = ("base_lr", "lr_factor", "drops", "windows", "tries", "good_looks")
+    _VECTORS = ("base_lr", "lr_factor", "drops", "windows", "tries", "good_looks", "sound")
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a state that `state` gave."""

@@ -3,167 +3,29 @@
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import nn
 
-from vibayes.bound import Bound
-from vibayes.errors import ConfigurationError, ShapeError
-from vibayes.trainable import Batch, TrainableModel
+from vibayes.errors import ConfigurationError, ShapeError, TrainingError
+from vibayes.trainable import TrainableModel
 from vibayes.training.adam import AdamRun
 from vibayes.training.batches import InMemory, as_batches
 from vibayes.training.checkpoint import Keeper
 from vibayes.training.history import History
-from vibayes.training.problem import Noise, Problem, Single, mean_noise
+from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
 from vibayes.training.run import Options, check_options, find_device, fingerprint, generators, set_generators
 from vibayes.training.schedules import Schedule, as_schedule
+from vibayes.training.stacked import Stacked
 
-__all__ = ["Stacked", "fit_many"]
+__all__ = ["fit_many"]
 
 logger = logging.getLogger("vibayes")
 T = TypeVar("T")
-
-
-class Stacked(Problem):
-    """R models of one architecture, their parameters stacked along a first axis.
-
-    Data sets that differ in size are padded to the longest with rows of weight zero, which leaves each bound exactly
-    what it is without them.
-
-    Args:
-        models: the models, initialised, all of one architecture.
-        sources: their data.
-        n_samples: draws per step.
-        prepared: prepared noise `[R, S, ...]`, instead of fresh one.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[TrainableModel],
-        sources: Sequence[InMemory],
-        n_samples: int,
-        prepared: Noise | None = None,
-    ) -> None:
-        self.models, self.sources, self.n_samples = list(models), list(sources), n_samples
-        self.replicas = len(models)
-        self.base = models[0]
-        self.device = self.base.device
-        self.n_data = [source.n_data for source in sources]
-        trained = {name for name, p in self.base.named_parameters() if p.requires_grad}
-        self._parameters = {
-            name: torch.stack(tensors).requires_grad_(name in trained)
-            for name, tensors in _by_name([dict(m.named_parameters()) for m in models]).items()
-        }
-        self._buffers = {
-            name: torch.stack(tensors) for name, tensors in _by_name([_stackable(m) for m in models]).items()
-        }
-        self.parameters = [p for p in self._parameters.values() if p.requires_grad]
-        self.jitter = self._buffers["jitter"]
-        self._data = _padded([source.data for source in sources])
-        self._full = all(source.batch_size == source.n_data for source in sources)
-        size = sources[0].batch_size
-        self._rows = torch.zeros(self.replicas, size, dtype=torch.long, device=self.device)
-        self._index = torch.arange(self.replicas, device=self.device)[:, None]
-        scales = [1.0 if self._full else n / size for n in self.n_data]
-        self._scale = torch.tensor(scales, dtype=self.base.dtype, device=self.device)
-        self._prepared = prepared
-        self._noise: Mapping[str, Tensor] | None = None
-
-    def load(self, step: int) -> None:
-        """Put the row indices of a minibatch in place."""
-        if not self._full:
-            rows = torch.stack([source.rows(step) for source in self.sources])
-            self._rows.copy_(rows, non_blocking=True)
-        if self._prepared is not None:
-            self._noise = self._prepared(step)
-
-    def bound(self) -> Bound:
-        """The bounds of all replicas, each its own draws."""
-        x, y, weights = self._data
-        if not self._full:
-            x, y = x[self._index, self._rows], y[self._index, self._rows]
-            weights = None if weights is None else weights[self._index, self._rows]
-
-        def one(
-            parameters: dict[str, Tensor],
-            buffers: dict[str, Tensor],
-            x: Tensor,
-            y: Tensor,
-            weights: Tensor | None,
-            scale: Tensor,
-            noise: Mapping[str, Tensor] | None,
-        ) -> Bound:
-            options = {"scale": scale, "n_samples": self.n_samples, "noise": noise}
-            found: Bound = functional_call(self.base, (parameters, buffers), (x, y, weights), options)
-            return found._replace(failures={site: (info != 0).any() for site, info in found.failures.items()})
-
-        axes = (0, 0, 0, 0, None if weights is None else 0, 0, None if self._noise is None else 0)
-        over_replicas = vmap(one, in_dims=axes, randomness="different")
-        found: Bound = over_replicas(self._parameters, self._buffers, x, y, weights, self._scale, self._noise)
-        return found
-
-    def spread(self, vector: Tensor, parameter: Tensor) -> Tensor:
-        """One entry per replica, along the first axis."""
-        return vector.view(-1, *[1] * (parameter.ndim - 1))
-
-    def noise(self) -> Tensor | None:
-        """The likelihoods' noise variances."""
-        return mean_noise(self.base.likelihood, self._parameters.get("likelihood.noise.raw"))
-
-    def state(self) -> dict[str, Any]:
-        """Copies of all stacked parameters and buffers."""
-        both = {**self._parameters, **self._buffers}
-        return {name: value.detach().clone() for name, value in both.items()}
-
-    @torch.no_grad()
-    def restore(self, state: dict[str, Any]) -> None:
-        """Put them back, in place."""
-        for name, value in {**self._parameters, **self._buffers}.items():
-            value.copy_(state[name])
-
-    @torch.no_grad()
-    def hand_back(self) -> None:
-        """Leave each model with its own replica's parameters and jitter."""
-        for r, model in enumerate(self.models):
-            for name, parameter in model.named_parameters():
-                parameter.copy_(self._parameters[name][r])
-            model.jitter.copy_(self.jitter[r])
-
-    @property
-    def can_be_captured(self) -> bool:
-        """Every step is alike unless noise is handed in."""
-        return self._prepared is None
-
-
-def _by_name(dictionaries: Sequence[Mapping[str, Tensor]]) -> dict[str, list[Tensor]]:
-    return {name: [d[name].detach() for d in dictionaries] for name in dictionaries[0]}
-
-
-def _stackable(model: TrainableModel) -> dict[str, Tensor]:
-    """Buffers that a bound can read; data a closed-form model keeps for its predictions are not among them."""
-    return {name: b for name, b in model.named_buffers() if not name.startswith("observations.")}
-
-
-def _padded(data: Sequence[Batch]) -> Batch:
-    """Data sets stacked along a first axis, shorter ones with rows of weight zero at the end."""
-    longest = max(len(d.x) for d in data)
-    same = all(len(d.x) == longest and d.weights is None for d in data)
-
-    def pad(rows: Tensor) -> Tensor:
-        # repeat the first row, which is always a valid input and target
-        return torch.cat([rows, rows[:1].expand(longest - len(rows), *rows.shape[1:])])
-
-    def weigh(d: Batch) -> Tensor:
-        weights = torch.ones_like(d.x.flatten(1)[:, 0]) if d.weights is None else d.weights
-        return torch.cat([weights, weights.new_zeros(longest - len(weights))])
-
-    x, y = torch.stack([pad(d.x) for d in data]), torch.stack([pad(d.y) for d in data])
-    return Batch(x, y, None if same else torch.stack([weigh(d) for d in data]))
 
 
 def fit_many(
@@ -192,8 +54,9 @@ def fit_many(
     """Train models of one architecture (splits, seeds, starts, learning rates) together, by Adam.
 
     Parameters are stacked and the step is mapped over them, so that R small models cost little more than one on a GPU.
-    Each model ends as if it had been trained alone by `fit` with its own seed: its own minibatches, draws, roll-backs
-    and stopping. One that diverges is sent back, or left at its last good state and reported in its history.
+    Each model is trained as `fit` trains it alone with its own seed: its own minibatches, roll-backs and stopping, and
+    draws of its own (from one generator for all, so only their distribution is that of separate training). One that
+    diverges is sent back, or left at its last good state and reported in its history.
 
     Args:
         models: R models built alike; they may differ in values and data, not in structure.
@@ -257,27 +120,47 @@ def fit_many(
             source.begin(model)
         _check_sizes(sources)
         size = chunk or _kept_chunk(checkpoint) or _chunk(models, sources, options, place)
-        if checkpoint is not None:
-            _keep_chunk(checkpoint, size)
         histories: list[History] = []
+        smaller = False
         with Progress(steps or max_steps, show=progress, label=f"fit {R} models") as shown:
-            for first in range(0, R, size):
+            while len(histories) < R:
+                first = len(histories)
                 part = slice(first, first + size)
                 torch.manual_seed(seeds[first])
-                problem = _problem(models[part], sources[part], options.n_samples, noise)
-                mark = fingerprint(models[first], sources[part], options, "adam", seeds[part], rates[part])
                 path = None if checkpoint is None else _chunk_path(checkpoint, first, R, size)
+                mark = fingerprint(models[first], sources[part], options, "adam", seeds[part], rates[part])
                 keeper = Keeper(path, checkpoint_seconds, mark)
-                run = AdamRun(problem, options, keeper.save, shown, rates[part])
-                found = keeper.load()
-                if found is not None:
-                    run.restore(found)
+                if checkpoint is not None:
+                    _keep_chunk(checkpoint, size)
                 try:
-                    histories += run.train()
-                finally:
-                    if isinstance(problem, Stacked):
-                        problem.hand_back()
+                    problem = _problem(models[part], sources[part], options.n_samples, noise)
+                    histories += _train(problem, options, keeper, shown, rates[part])
+                except torch.OutOfMemoryError as error:
+                    if smaller or size == 1:
+                        raise TrainingError(
+                            f"The device ran out of memory with {size} model(s) at a time. Use a smaller chunk, "
+                            "batch_size, n_samples or number of inducing points, or another device."
+                        ) from error
+                    size, smaller = -(-size // 2), True
+                    torch.cuda.empty_cache()
+                    logger.warning("Out of memory; going on with %d models at a time.", size)
+                    continue
     return histories
+
+
+def _train(
+    problem: Single | Stacked, options: Options, keeper: Keeper, shown: Progress, rates: list[float]
+) -> list[History]:
+    """Train one chunk and hand the results to its models, also when interrupted."""
+    run = AdamRun(problem, options, keeper.save, shown, rates)
+    found = keeper.load()
+    if found is not None:
+        run.restore(found)
+    try:
+        return run.train()
+    finally:
+        if isinstance(problem, Stacked):
+            problem.hand_back()
 
 
 def _problem(
@@ -308,7 +191,7 @@ def _keep_chunk(checkpoint: str | os.PathLike[str], size: int) -> None:
 
 def _chunk_path(checkpoint: str | os.PathLike[str], first: int, R: int, size: int) -> Path:
     path = Path(checkpoint)
-    return path if size >= R else path.with_name(f"{path.name}-{first}")
+    return path if size >= R else path.with_name(f"{path.name}-{first}-{size}")
 
 
 def _each(value: "T | Sequence[T]", R: int, what: str) -> list[T]:

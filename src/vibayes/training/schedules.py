@@ -2,6 +2,7 @@
 
 import numbers
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from vibayes.errors import ConfigurationError
 
@@ -56,10 +57,10 @@ def staircase(start: float, rise: float, every: int, end: float) -> Schedule:
     return lambda step: bound(end, start + rise * (step // every))
 
 
-def as_schedule(value: "float | Schedule") -> Schedule:
+def as_schedule(value: Any) -> Schedule:
     """A schedule from a number or a schedule."""
     if callable(value):
-        return value
+        return value  # type: ignore[no-any-return]
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ConfigurationError(
             f"A schedule is a number, or a function from the step to a number such as schedules.linear(0, 1, 1000); "

@@ -58,7 +58,7 @@ ATTRIBUTES = {
     vb.Prediction: "mean std variance epistemic aleatoric quantile interval log_prob sample",
     vb.History: "step elbo plot per_datapoint stopped events",
 }
-MODULES = sorted(m.name for m in pkgutil.walk_packages(vb.__path__, "vibayes.") if "__main__" not in m.name)
+MODULES = sorted(m.name for m in pkgutil.walk_packages(vb.__path__, "vibayes.") if "._" not in m.name)
 
 
 def follows(function: object, names: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vibayes import linalg
 from vibayes.errors import ConfigurationError
+from vibayes.gamma import NOISE_PER_GAMMA, gamma_from_normals
 
 __all__ = ["Draw", "Output", "current_draw"]
 
@@ -86,6 +87,10 @@ class Draw:
         if self._noise is not None:
             return self._noise[site]
         return torch.randn(shape, dtype=like.dtype, device=like.device)
+
+    def gamma(self, site: str, alpha: Tensor) -> Tensor:
+        """A draw of `Gamma(alpha, 1)` for a named site, differentiable with respect to `alpha`."""
+        return gamma_from_normals(alpha, self.randn(site, NOISE_PER_GAMMA, *alpha.shape, like=alpha))
 
     def add(self, site: str, log_ratio: Tensor) -> None:
         """Report `log p - log q` of a layer (or `-KL` in its place)."""

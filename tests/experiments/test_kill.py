@@ -20,6 +20,11 @@ def start(out: Path, group: int) -> subprocess.Popen[str]:
     )
 
 
+def finish(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+
+
 def metrics_in(out: Path) -> dict[str, str]:
     paths = sorted(out.glob("*/*/*/split-*.json"))
     return {p.name: json.dumps(json.loads(p.read_text())["metrics"]) for p in paths}
@@ -28,8 +33,7 @@ def metrics_in(out: Path) -> dict[str, str]:
 @pytest.mark.parametrize("group", [1, 4])
 def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, group: int) -> None:
     begin = time.monotonic()
-    undisturbed = start(tmp_path / "whole", group)
-    assert undisturbed.wait(120) == 0
+    finish(start(tmp_path / "whole", group))
     whole_seconds = time.monotonic() - begin
     chance = random.Random(group)
     out = tmp_path / "killed"
@@ -41,8 +45,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, group: int) -> No
         process.communicate()
         for path in out.glob("*/*/*/split-*.json"):
             json.loads(path.read_text())  # whatever is there is whole
-    last = start(out, group)
-    assert last.wait(120) == 0
+    finish(start(out, group))
     assert metrics_in(out) == metrics_in(tmp_path / "whole")
     assert len(metrics_in(out)) == 4
     assert not list(out.glob(".work/tiny*"))
@@ -56,6 +59,5 @@ def test_two_processes_share_a_sweep(tmp_path: Path) -> None:
     trained = [int(text.split("trained=")[1].split()[0]) for text in said]
     assert sum(trained) == 4, said
     assert all("left=0" in text for text in said)  # either waits until all is done
-    alone = start(tmp_path / "alone", 1)
-    assert alone.wait(120) == 0
+    finish(start(tmp_path / "alone", 1))
     assert metrics_in(out) == metrics_in(tmp_path / "alone")

@@ -31,10 +31,11 @@ def svgp(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any
     """A sparse variational GP: squared exponential kernel, whitened Gaussian posterior, k-means start."""
     chosen = options["model"]
     width = split.x_train.shape[1]
+    lengthscale = chosen.get("lengthscale", 1.0)
     kernel = SquaredExponential(
         width,
         ard=chosen.get("ard", True),
-        lengthscale=chosen.get("lengthscale", 1.0),
+        lengthscale=math.sqrt(width) if lengthscale == "sqrt(D)" else lengthscale,
         variance=chosen.get("variance", 1.0),
     )
     layer = GP(1, kernel=kernel, posterior=LocalInducing(chosen["n_inducing"]))

@@ -173,6 +173,10 @@ def test_a_constant_column_is_zero(dtype: torch.dtype, value: float, caplog: pyt
     assert torch.equal(units.inputs(x)[:, 1], torch.zeros(1000, dtype=dtype))
     assert units.inputs(x)[:, [0, 2]].std(0).min() > 0.9
     assert caplog.messages == ["Constant input column(s) [1]: standardised to zero."]
+    alone = x[:, 1:2].contiguous()  # summed in another order, which rounds otherwise
+    units_alone = Units("inputs")
+    units_alone.learn(alone, alone)
+    assert torch.equal(units_alone.inputs(alone), torch.zeros(1000, 1, dtype=dtype))
     # another value at prediction is moved by its own distance and not blown up
     other = x[:1].clone()
     other[:, 1] += 1.0

@@ -200,11 +200,18 @@ def _inverse(L: Tensor) -> Tensor:
     return solve_lower(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device))
 
 
+def _few_rows(A: Tensor) -> bool:
+    """Whether products over the data rows are cheaper than those of M x M matrices."""
+    return 2 * A.shape[-1] < 3 * A.shape[-2]
+
+
 class _ConditionalMoments(torch.autograd.Function):
     """`conditional_moments` with a backward pass of its own.
 
-    Plain autograd makes six products (or solves) of M x M with M x N matrices. Here `S = A diag(g) A^T` is made once
-    and serves the gradients of both `R` and `Kii`, which leaves four.
+    Plain autograd makes six products (or solves) of M x M with M x N matrices, and three M x M ones for the
+    factorization. With many rows, `S = A diag(g) A^T` is made once and serves the gradients of both `R` and `Kii`,
+    which leaves four and costs three M x M ones; with few rows those would dominate, and all six are made. Either way
+    the factorization costs two.
     """
 
     generate_vmap_rule = True
@@ -212,8 +219,12 @@ class _ConditionalMoments(torch.autograd.Function):
     @staticmethod
     def forward(Kii: Tensor, L: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> tuple[Tensor, ...]:
         A = solve_lower_many(L, Kit)  # [M, N]
-        B = R @ R.mT - torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)  # [Q, M, M]
-        T = B @ A  # [Q, M, N]
+        if _few_rows(A):
+            B = R.mT @ A  # R^T A  [Q, M, N]
+            T = R @ B - A  # (R R^T - I) A  [Q, M, N]
+        else:
+            B = R @ R.mT - torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)  # [Q, M, M]
+            T = B @ A  # [Q, M, N]
         return A.mT @ mean, (A * T).sum(-2).mT, A, B, T
 
     @staticmethod
@@ -235,11 +246,15 @@ class _ConditionalMoments(torch.autograd.Function):
             d_A = torch.addcmul(d_A, gq, Tq)
         d_Kit = solve_lower_transposed_many(L, d_A)
         d_mean = A @ g_mean  # [M, P]
-        S = (g * A) @ A.mT  # [Q, M, M], symmetric, with the factor 2 of both gradients it serves
-        # d_A A^T without another product over the data rows
-        W = mean @ d_mean.mT + (B @ S).sum(-3)  # [M, M]
+        if _few_rows(A):
+            d_R = (g * A) @ B.mT  # [Q, M, M]
+            W = d_A @ A.mT  # [M, M]
+        else:
+            S = (g * A) @ A.mT  # [Q, M, M], symmetric, with the factor 2 of both gradients it serves
+            d_R = S @ R
+            W = mean @ d_mean.mT + (B @ S).sum(-3)  # d_A A^T without another product over the data rows
         # Since d_L = -L^-T W, the backward pass of the factorization (Murray 2016) is -L^-T Phi(W) L^-1, symmetrised,
         # where Phi takes the lower triangle and halves the diagonal.
         phi = W.tril() - 0.5 * torch.diag_embed(W.diagonal(dim1=-2, dim2=-1))
         half = solve_lower_transposed_many(L, solve_lower_transposed_many(L, phi).mT)
-        return -0.5 * (half + half.mT), None, d_Kit, d_mean, S @ R
+        return -0.5 * (half + half.mT), None, d_Kit, d_mean, d_R

@@ -150,8 +150,8 @@ def test_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"alpha, mean field \*\s+0\.\d+\s+0\.092", result.stdout)
     assert "skipped:" in result.stdout
     assert "2 of 3 figures" in result.stdout
-    assert set(json.loads((tmp_path / "intro.json").read_text())["figures"]) == {"blr_vi", "sgpr", "symm_vi"}
-    assert (tmp_path / "symm_vi.png").exists()
+    assert set(json.loads((tmp_path / "intro" / "intro.json").read_text())["figures"]) == {"blr_vi", "sgpr", "symm_vi"}
+    assert (tmp_path / "intro" / "symm_vi.png").exists()
     unknown = run("bench", "run", "intor", "--out", str(tmp_path))
     assert unknown.exit_code == 1
     assert "Did you mean 'intro'?" in unknown.stderr

@@ -163,5 +163,5 @@ def test_module_command_runs_without_typer_and_rich(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "KL, c=1.5" in done.stdout
-    command = json.loads((tmp_path / "intro.json").read_text())["command"]
+    command = json.loads((tmp_path / "intro" / "intro.json").read_text())["command"]
     assert command.startswith("python -m vibayes.experiments run intro")

@@ -61,11 +61,11 @@ def test_metrics_are_those_of_the_model_trained_alone(tiny: Experiment, settings
         log_every=5, progress=False,
     )  # fmt: skip
     expected = {
-        "elbo_per_datapoint": float(model.elbo(split.x_train, split.y_train).per_datapoint),
+        "elbo_per_datapoint": model.elbo(split.x_train, split.y_train).per_datapoint.item(),
         "train_rmse": vb.metrics.rmse(model.predict(split.x_train), split.y_train),
         "test_rmse": vb.metrics.rmse(model.predict(split.x_test), split.y_test),
         "test_ll": vb.metrics.log_likelihood(model.predict(split.x_test), split.y_test),
-        "noise": float(model.likelihood.noise.value),  # type: ignore[union-attr,arg-type]
+        "noise": model.likelihood.noise.value.item(),  # type: ignore[union-attr,operator]
     }
     result = finished(settings.out, unit)
     assert result is not None

@@ -1,5 +1,6 @@
 """A sweep of seconds, for the tests; as a script it runs it: `tiny.py OUT GROUP CHECKPOINT_SECONDS [EXECUTOR]`."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -22,7 +23,13 @@ TINY = Experiment(
     },
     options={
         "data": {"split": "random", "standardize": "both", "n_train": 40, "n_test": 20},
-        "training": {"steps": 60, "batch_size": 10, "lr": 0.01, "lr_drops": [0.5], "log_every": 5},
+        "training": {
+            "steps": int(os.environ.get("TINY_STEPS", "60")),
+            "batch_size": 10,
+            "lr": 0.01,
+            "lr_drops": [0.5],
+            "log_every": 5,
+        },
     },
     metrics=(
         "elbo_per_datapoint",

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from vibayes.cli.bench import bench
 from vibayes.errors import VibayesError
 
 __all__ = ["app"]
@@ -48,9 +49,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(
-    help="Reproduce figures and tables of the thesis behind this package.", no_args_is_help=True, add_completion=False
-)
 app.add_typer(bench, name="bench")
 
 
@@ -84,30 +82,3 @@ def demo(
     from vibayes.cli.demo import run
 
     run(_console(), out, quick=quick)
-
-
-@bench.command("list")
-def bench_list() -> None:
-    """Show the experiments there are."""
-    from vibayes.cli.bench import show_experiments
-
-    show_experiments(_console())
-
-
-@bench.command("run")
-def bench_run(
-    name: Annotated[str, typer.Argument(help="The experiment; `vibayes bench list` shows them.")],
-    out: Annotated[Path, typer.Option(help="Folder for figures and numbers.")] = Path("results-local"),
-    figures: Annotated[
-        list[str] | None, typer.Option(help="Only these figures, with commas between them or one option for each.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn at random.")] = 0,
-) -> None:
-    """Run an experiment: figures, and a file with its numbers beside the published ones.
-
-    Data files are looked for in the folder $VIBAYES_DATA; figures without their data are skipped.
-    """
-    from vibayes.cli.bench import run_experiment
-
-    names = [part.strip() for given in figures for part in given.split(",") if part.strip()] if figures else None
-    run_experiment(_console(), name, out, names, seed)

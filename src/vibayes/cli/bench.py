@@ -1,63 +1,127 @@
-"""`vibayes bench`: what an experiment found, in words and tables."""
+"""`vibayes bench`: run the experiments, and set their numbers beside the thesis's."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from rich import box
+import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from vibayes import experiments
+from vibayes.errors import ConfigurationError
+from vibayes.experiments import commands
+from vibayes.experiments.catalogue import get
+from vibayes.experiments.sweep import Selection
 
-__all__ = ["run_experiment", "show_experiments"]
+__all__ = ["bench"]
 
+bench = typer.Typer(
+    help="Reproduce figures and tables of the thesis behind this package.", no_args_is_help=True, add_completion=False
+)
 
-def show_experiments(console: Console) -> None:
-    """Print the experiments by name."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("name", style="bold", no_wrap=True)
-    table.add_column("what it does")
-    for name, description in experiments.EXPERIMENTS.items():
-        table.add_row(name, description)
-    console.print(table)
-    console.print("Run one with: vibayes bench run NAME", highlight=False)
-
-
-def run_experiment(console: Console, name: str, out: Path, figures: list[str] | None, seed: int) -> None:
-    """Run an experiment and print every figure's numbers as they come."""
-
-    def report(figure: str, entry: dict[str, Any]) -> None:
-        _show(console, figure, entry, out)
-
-    with console.status(f"running {escape(name)}"):
-        found = experiments.run(name, out, figures=figures, seed=seed, report=report)
-    made = [figure for figure, entry in found["figures"].items() if not entry["skipped"]]
-    skipped = [figure for figure in found["figures"] if figure not in made]
-    console.print(f"{len(made)} of {len(found['figures'])} figures in {found['seconds']:.1f} s.", highlight=False)
-    if skipped:
-        console.print(f"[yellow]Skipped for want of data: {', '.join(skipped)}.[/]")
-    console.print(f"Numbers: {escape(found['file'])}", soft_wrap=True, highlight=False)
+Name = Annotated[str, typer.Argument(help="The experiment; `vibayes bench list` shows them.")]
+Out = Annotated[Path, typer.Option(help="Folder of results.")]
+Datasets = Annotated[list[str] | None, typer.Option(help="Only these data sets, with commas between them.")]
+Models = Annotated[list[str] | None, typer.Option(help="Only these models.")]
+Depths = Annotated[str | None, typer.Option(help="Only these depths, such as 2-5.")]
+Priors = Annotated[list[str] | None, typer.Option(help="Only these priors.")]
+Splits = Annotated[str | None, typer.Option(help="Only these splits, such as 0-4,7.")]
+Steps = Annotated[int | None, typer.Option(help="Training steps, instead of the experiment's.")]
+Dtype = Annotated[str | None, typer.Option(help="float32 or float64.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="Another option, KEY=VALUE, such as lr=0.01.")]
 
 
-def _show(console: Console, figure: str, entry: dict[str, Any], out: Path) -> None:
-    console.print(f"[bold]{figure}[/]  {entry['label']}", highlight=False)
-    if entry["skipped"]:
-        console.print(f"  [yellow]skipped:[/] {escape(entry['skipped'])}\n", soft_wrap=True, highlight=False)
+def _console() -> Console:
+    return Console(emoji=False)  # or else the label fig:back:... would become a picture
+
+
+@bench.command("list")
+def list_() -> None:
+    """Show the experiments there are."""
+    from vibayes.cli.bench_output import show_experiments
+
+    show_experiments(_console())
+
+
+@bench.command()
+def show(name: Name) -> None:
+    """Show all that an experiment is: data sets, models, options, tables."""
+    print(commands.describe(name))
+
+
+@bench.command()
+def run(
+    name: Name,
+    out: Out = commands.DEFAULT_OUT,
+    datasets: Datasets = None,
+    models: Models = None,
+    depths: Depths = None,
+    priors: Priors = None,
+    splits: Splits = None,
+    steps: Steps = None,
+    dtype: Dtype = None,
+    changes: Changes = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where there is one.")] = None,
+    executor: Annotated[str, typer.Option(help="Where groups train: process (this one), processes, ray.")] = "process",
+    workers: Annotated[int | None, typer.Option(help="How many groups train at once.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; without it one is started here.")] = None,
+    group: Annotated[int | None, typer.Option(help="How many runs train together at most.")] = None,
+    chunk: Annotated[int | None, typer.Option(help="How many models of a group share one step.")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="How often a group's state is kept.")] = 15.0,
+    wait: Annotated[bool, typer.Option(help="Wait for runs that other processes are at.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    figures: Annotated[list[str] | None, typer.Option(help="Only these figures, of experiments that draw.")] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random in figures.")] = 0,
+) -> None:
+    """Run an experiment: train whatever has no result yet, or draw its figures.
+
+    Killed at any moment and started again, it goes on where it was; several processes can share one folder. Data files
+    are looked for in the folder $VIBAYES_DATA; figures without their data are skipped.
+    """
+    chosen = commands.select(
+        datasets=datasets, models=models, depths=depths, priors=priors, splits=splits, steps=steps, dtype=dtype,
+        changes=changes,
+    )  # fmt: skip
+    if get(name).script:
+        from vibayes.cli.bench_output import draw_figures
+
+        if chosen != Selection():
+            raise ConfigurationError(f"{name} draws figures; it takes --figures, --seed and --out only.")
+        draw_figures(_console(), name, out, commands.words(figures), seed)
         return
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    columns = [key for key in ("thesis", "reference") if any(n[key] is not None for n in entry["numbers"])]
-    table.add_column("  number", header_style="dim", style="default")
-    for column in ("ours", *columns):
-        table.add_column(column, justify="right", header_style="dim", no_wrap=True)
-    for number in entry["numbers"]:
-        mark = " *" if number["note"] else ""
-        known = ["" if number[column] is None else f"{number[column]:g}" for column in columns]
-        table.add_row(f"  {number['name']}{mark}", f"{number['ours']:.4f}", *known)
-    console.print(table)
-    for note in dict.fromkeys(number["note"] for number in entry["numbers"] if number["note"]):
-        console.print(f"  * {note}", style="dim", highlight=False)
-    for statement in entry["statements"]:
-        mark = "[green]✓[/]" if statement["holds"] else "[red]does not hold:[/]"
-        console.print(f"  {mark} {escape(statement['text'])}", highlight=False)
-    console.print(f"  {escape(str(out / entry['file']))}\n", soft_wrap=True, highlight=False)
+    code = commands.run_experiment(
+        name, chosen, out=out, device=device, executor=executor, workers=workers, address=address, group=group,
+        chunk=chunk, checkpoint_seconds=checkpoint_seconds, wait=wait, quiet=quiet, figures=figures,
+    )  # fmt: skip
+    if code:
+        raise typer.Exit(code)
+
+
+@bench.command()
+def table(
+    name: Name,
+    out: Out = commands.DEFAULT_OUT,
+    form: Annotated[str, typer.Option("--format", help="md, csv or json.")] = "md",
+    datasets: Datasets = None,
+    models: Models = None,
+    depths: Depths = None,
+    priors: Priors = None,
+    splits: Splits = None,
+    steps: Steps = None,
+    dtype: Dtype = None,
+    changes: Changes = None,
+) -> None:
+    """Set the numbers of an experiment beside the thesis's, with standard errors and a verdict."""
+    chosen = commands.select(
+        datasets=datasets, models=models, depths=depths, priors=priors, splits=splits, steps=steps, dtype=dtype,
+        changes=changes,
+    )  # fmt: skip
+    print(commands.table(name, chosen, out=out, form=form), end="")
+
+
+@bench.command()
+def report(
+    names: Annotated[list[str] | None, typer.Argument(help="Experiments; all that have results by default.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of results.")] = commands.DEFAULT_OUT,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page with all tables, curves, plots and timings."""
+    print(commands.report(names, out=results, file=out))

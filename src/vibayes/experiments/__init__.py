@@ -8,14 +8,11 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from vibayes.experiments.names import check_name
+from vibayes.errors import ConfigurationError
+from vibayes.experiments.catalogue import EXPERIMENTS, get, register
+from vibayes.experiments.experiment import Experiment, ModelSpec
 
-__all__ = ["EXPERIMENTS", "Event", "run"]
-
-# Each name is a module here with a function `run(out, figures, seed, report)`, imported when it is wanted.
-EXPERIMENTS = {
-    "intro": "figures of chapters 1 and 2: linear regression, Gaussian processes, sparse GPs, a symmetric posterior",
-}
+__all__ = ["EXPERIMENTS", "Event", "Experiment", "ModelSpec", "get", "register", "run"]
 
 # Called after every figure with its short name and its entry of the result file.
 Event = Callable[[str, dict[str, Any]], None]
@@ -29,10 +26,10 @@ def run(
     seed: int = 0,
     report: Event | None = None,
 ) -> dict[str, Any]:
-    """Run an experiment and write its figures and one result file into a folder.
+    """Run an experiment that draws figures and write them and one result file into a folder.
 
     Args:
-        name: one of `EXPERIMENTS`.
+        name: an experiment with a script, such as `"intro"`; `vibayes.experiments.runner` runs sweeps.
         out: the folder; made if it does not exist.
         figures: which figures, by name or label; all when None.
         seed: of what is drawn at random.
@@ -41,6 +38,8 @@ def run(
     Returns:
         What the result file says.
     """
-    module = import_module(f"vibayes.experiments.{check_name(name, EXPERIMENTS, 'experiment')}")
-    found: dict[str, Any] = module.run(out, figures=figures, seed=seed, report=report)
+    experiment = get(name)
+    if not experiment.script:
+        raise ConfigurationError(f"{experiment.name} draws no figures of its own; use `vibayes bench run`.")
+    found: dict[str, Any] = import_module(experiment.script).run(out, figures=figures, seed=seed, report=report)
     return found

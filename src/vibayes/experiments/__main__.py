@@ -1,12 +1,17 @@
-"""`python -m vibayes.experiments`: run experiments without the extras of the command line."""
+"""`python -m vibayes.experiments`: the benchmark system without the extras of the command line."""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from vibayes.errors import VibayesError
-from vibayes.experiments import EXPERIMENTS, run
+from vibayes.experiments import commands
+from vibayes.experiments.catalogue import EXPERIMENTS
+from vibayes.experiments.executors import EXECUTORS
+from vibayes.experiments.sweep import Selection
+from vibayes.experiments.tables import FORMATS
 
 __all__ = ["main"]
 
@@ -24,31 +29,75 @@ def _show(name: str, entry: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m vibayes.experiments", description="Experiments of the thesis.")
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("list", help="the experiments there are")
+    actions.add_parser("show", help="all that an experiment is").add_argument("name")
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument("name", help="the experiment")
+    chosen.add_argument("--out", type=Path, default=commands.DEFAULT_OUT, help="folder of results (%(default)s)")
+    chosen.add_argument("--datasets", nargs="+", help="only these data sets")
+    chosen.add_argument("--models", nargs="+", help="only these models")
+    chosen.add_argument("--depths", help="only these depths, such as 2-5")
+    chosen.add_argument("--priors", nargs="+", help="only these priors")
+    chosen.add_argument("--splits", help="only these splits, such as 0-4,7")
+    chosen.add_argument("--steps", type=int, help="training steps, instead of the experiment's")
+    chosen.add_argument("--dtype", help="float32 or float64")
+    chosen.add_argument("--set", dest="changes", action="append", metavar="KEY=VALUE", help="another option: lr=0.01")
+    run = actions.add_parser("run", parents=[chosen], help="run an experiment")
+    run.add_argument("--device", help="cpu, cuda, cuda:1; a GPU where there is one by default")
+    run.add_argument("--executor", default="process", help=f"where groups train: {', '.join(EXECUTORS)}")
+    run.add_argument("--workers", type=int, help="how many groups train at once")
+    run.add_argument("--address", help="of a Ray cluster; without it one is started here")
+    run.add_argument("--group", type=int, help="how many runs train together at most")
+    run.add_argument("--chunk", type=int, help="how many models of a group share one step")
+    run.add_argument("--checkpoint-seconds", type=float, default=15.0, help="how often a group's state is kept")
+    run.add_argument("--no-wait", dest="wait", action="store_false", help="do not wait for runs of other processes")
+    run.add_argument("--quiet", action="store_true", help="show no progress")
+    run.add_argument("--figures", nargs="+", help="only these figures, of experiments that draw")
+    run.add_argument("--seed", type=int, default=0, help="of what is drawn at random in figures (%(default)s)")
+    table = actions.add_parser("table", parents=[chosen], help="ours beside the thesis's")
+    table.add_argument("--format", dest="form", default="md", help=", ".join(FORMATS))
+    report = actions.add_parser("report", help="one HTML page with everything")
+    report.add_argument("names", nargs="*", help="experiments; all that have results by default")
+    report.add_argument("--results", type=Path, default=commands.DEFAULT_OUT, help="folder of results (%(default)s)")
+    report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (%(default)s)")
+    return parser
+
+
+_SELECTION = ("datasets", "models", "depths", "priors", "splits", "steps", "dtype", "changes")
+
+
+def _act(given: argparse.Namespace) -> int:
+    if given.action == "list":
+        for name, experiment in EXPERIMENTS.items():
+            print(f"{name}: {experiment.title} [{commands.status(experiment)}]")
+    elif given.action == "show":
+        print(commands.describe(given.name))
+    elif given.action == "report":
+        print(commands.report(given.names, out=given.results, file=given.out))
+    else:
+        options = vars(given)
+        chosen: Selection = commands.select(**{key: options.pop(key) for key in _SELECTION})
+        name = options.pop("name")
+        if options.pop("action") == "run":
+            return commands.run_experiment(name, chosen, figure_report=_show, **options)
+        print(commands.table(name, chosen, **options), end="")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 1 after an error and 130 when interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m vibayes.experiments", description="Experiments of the thesis.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="the experiments there are")
-    runs = commands.add_parser("run", help="run an experiment")
-    runs.add_argument("name", choices=sorted(EXPERIMENTS))
-    runs.add_argument("--out", default="results-local", help="folder for figures and numbers (%(default)s)")
-    runs.add_argument("--figures", nargs="+", help="only these figures, by name or label")
-    runs.add_argument("--seed", type=int, default=0, help="of what is drawn at random (%(default)s)")
-    given = parser.parse_args(arguments)
-    if given.command == "list":
-        for name, description in EXPERIMENTS.items():
-            print(f"{name}: {description}")
-        return 0
+    given = _parser().parse_args(arguments)
     try:
-        found = run(given.name, given.out, figures=given.figures, seed=given.seed, report=_show)
+        return _act(given)
     except (VibayesError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted; finished runs are kept, and the rest goes on from here next time", file=sys.stderr)
         return 130
-    print(f"Numbers: {found['file']}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from vibayes.errors import ConfigurationError
 from vibayes.experiments import catalogue
 from vibayes.experiments.display import duration, steps_of
 from vibayes.experiments.executors import make_executor
-from vibayes.experiments.experiment import Experiment
+from vibayes.experiments.experiment import Experiment, Unit
 from vibayes.experiments.figures import compare_figures, read_figures, run_figures
 from vibayes.experiments.names import check_name
 from vibayes.experiments.report import Section, page
@@ -162,7 +162,8 @@ def table(name: str, selection: Selection, *, out: Path = DEFAULT_OUT, form: str
     if experiment.script:
         return render(compare_figures(experiment, out), form)
     units = [] if experiment.needs else expand(experiment, selection)
-    text = render(compare(experiment, units, out), form)
+    models = None if selection.models is None else sorted({unit.model for unit in units})
+    text = render(compare(experiment, units, out, models), form)
     others = _other_options(experiment, units, out)
     if form == "md" and others:
         text += "\nThere are results with other options too; change the same options to see them:\n"
@@ -170,13 +171,13 @@ def table(name: str, selection: Selection, *, out: Path = DEFAULT_OUT, form: str
     return text
 
 
-def _other_options(experiment: Experiment, units: Sequence[Any], out: Path) -> list[str]:
+def _other_options(experiment: Experiment, units: Sequence[Unit], out: Path) -> list[str]:
     shown = {str(unit.family) for unit in units}
     folders = sorted({p.parent for p in (out / experiment.name).glob("*/*/split-*.json")})
     return [
         f"{folder.relative_to(out).as_posix()} ({len(list(folder.glob('split-*.json')))} runs)"
         for folder in folders
-        if folder.relative_to(out).as_posix() not in shown
+        if folder.relative_to(out).as_posix() not in shown and folder.parent.name in {u.dataset for u in units}
     ]
 
 

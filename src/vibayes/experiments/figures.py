@@ -105,7 +105,9 @@ def compare_figures(experiment: Experiment, out: Path) -> dict[str, list[Row]]:
         rows = []
         for printed in reference.load_table(name):
             key = (printed["dataset"], printed["model"], printed["metric"])
-            if key not in _ROWS.values():  # other chapters, and settings rather than results
+            if (
+                printed["chapter"] not in ("1", "2") or key not in _ROWS.values()
+            ):  # other chapters, and settings rather than results
                 continue
             if key not in ours:
                 rows.append(Row(printed))

@@ -16,7 +16,7 @@ from vibayes.experiments.experiment import Experiment, Unit
 from vibayes.experiments.figures import FigureResult
 from vibayes.experiments.results import finished
 from vibayes.experiments.sweep import by_family
-from vibayes.experiments.tables import KEYS, Row, cells_of, with_error
+from vibayes.experiments.tables import KEYS, Row, cells_of
 
 __all__ = ["Section", "page"]
 
@@ -32,7 +32,7 @@ h3{margin:1.4em 0 .4em;font-size:1.05em}p{margin:.4em 0;max-width:75ch}a{color:#
 table{border-collapse:collapse;font-size:.88em;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.32em .7em;text-align:right;white-space:nowrap;border-bottom:1px solid #eee}
 th{background:#f6f7f8;font-weight:600}tr:last-child td{border-bottom:0}
-.k{text-align:left}td.wrap{white-space:normal;text-align:left;min-width:14em}
+.k{text-align:left}td.wrap{white-space:normal;text-align:left;min-width:11em}
 .t2{display:block;color:#666;font-size:.92em}
 .better{background:#d9f2e3}.equal{background:#eaf1fb}.worse{background:#fbdcd3}.different{background:#fdeccd}.open{background:#f2f2f2}
 .chip{display:inline-block;padding:.05em .6em;border-radius:1em;margin:.15em .25em .15em 0;font-size:.87em}
@@ -262,6 +262,8 @@ def _table(name: str, rows: Sequence[Row]) -> str:
     for key, found in by_line.items():
         cells = "".join(f'<td class="k">{escape(part)}</td>' for part in key)
         lines.append(f"<tr>{cells}{''.join(_cell(found.get(metric)) for metric in metrics)}</tr>")
+    if name == "text_numbers":
+        name = "Numbers in the thesis's text"
     caption = '<p class="small">Ours with its standard error and the number of splits; below it the thesis\'s.</p>'
     head = [key.replace("_", " ") for key in keys] + metrics
     return f"<h3>{escape(name)}</h3>{caption}{_grid(head, lines, len(keys))}"
@@ -296,11 +298,12 @@ def _figures(found: FigureResult) -> str:
             f"<figure>{image}<figcaption><b>{escape(figure.label)}</b>{missing}<ul>{said}</ul></figcaption></figure>"
         )
     numbers = [
-        _line((f.label, n["name"], with_error(f"{n['ours']:.4f}", None, 4), _or_dash(n["thesis"]),
-               _or_dash(n["reference"]), n.get("note", "")), 2)
+        f'<tr><td class="k">{escape(f.label)}</td><td class="k">{escape(n["name"])}</td><td>{n["ours"]:.4f}</td>'
+        f"<td>{_or_dash(n['thesis'])}</td><td>{_or_dash(n['reference'])}</td>"
+        f'<td class="wrap">{escape(n.get("note", ""))}</td></tr>'
         for f in found.figures
         for n in f.numbers
-    ]  # fmt: skip
+    ]
     head = ("figure", "number", "ours", "thesis", "reference", "note")
     return (
         f'<h3>Figures</h3><div class="grid figures">{"".join(parts)}</div><h3>Numbers</h3>{_grid(head, numbers, 2)}'

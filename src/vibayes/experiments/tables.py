@@ -94,22 +94,34 @@ def verdict(metric: str, ours: float, ours_stderr: float | None, thesis: str, th
     return "better" if sign * difference > 0 else "worse"
 
 
-def compare(experiment: Experiment, units: Sequence[Unit], out: Path) -> dict[str, list[Row]]:
+def compare(
+    experiment: Experiment, units: Sequence[Unit], out: Path, models: Sequence[str] | None = None
+) -> dict[str, list[Row]]:
     """Rows of the thesis's tables with ours, by table.
 
     Args:
         experiment: the experiment.
         units: the runs whose results count; only the thesis's rows for their data sets are given.
         out: the folder of results.
+        models: only the thesis's rows for these; all when None.
     """
     families = [(members[0].columns, _results(members, out)) for members in by_family(units).values()]
     shown = {columns["dataset"] for columns, _ in families}
     found: dict[str, list[Row]] = {}
     for name in experiment.tables:
         rows = [row for row in reference.load_table(name) if not shown or row["dataset"] in shown]
+        rows = [row for row in rows if (models is None or row["model"] in models) and _is_number(row["value"])]
         if rows:
             found[rows[0]["table"] or name] = [_row(row, families) for row in rows]
     return found
+
+
+def _is_number(text: str) -> bool:
+    """Whether a printed value is one; the text has formulas among its numbers."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _results(units: Sequence[Unit], out: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,169 @@
+"""The commands, by `python -m vibayes.experiments` and `vibayes bench`, and the report."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vibayes.experiments import svg
+from vibayes.experiments.__main__ import main
+from vibayes.experiments.catalogue import EXPERIMENTS
+from vibayes.experiments.experiment import Experiment
+
+
+def bench(*arguments: str) -> Any:
+    testing = pytest.importorskip("typer.testing")
+    from vibayes.cli.app import app
+
+    return testing.CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    for name in EXPERIMENTS:
+        assert f"{name}: " in listed
+        assert main(["show", name]) == 0
+    assert "dwp-uci: " in listed
+    assert "needs deep Wishart processes, not available yet" in listed
+    shown = capsys.readouterr().out
+    assert "boston SVGP: 20 splits, 6000 steps" in shown
+    result = bench("list")
+    assert result.exit_code == 0
+    assert "gi-mnist500" in result.stdout
+
+
+def test_run_and_resume(tiny: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "tiny", "--out", str(tmp_path), "--splits", "0-1", "--steps", "10", "--device", "cpu"]
+    assert main(arguments) == 0
+    first = capsys.readouterr()
+    assert "2 runs: 0 finished before, 2 trained now" in first.out
+    assert "diabetes SVGP splits 0,1: done" in first.err
+    assert main([*arguments, "--quiet"]) == 0
+    again = capsys.readouterr()
+    assert "2 finished before, 0 trained now" in again.out
+    assert again.err == ""
+    result = bench(*arguments, "--set", "lr=0.5", "--set", "noise=0.5")
+    assert result.exit_code == 0, result.output
+    options = [json.loads(p.read_text())["options"] for p in tmp_path.glob("tiny/*/*/split-0.json")]
+    assert sorted((o["training"]["lr"], o["model"]["noise"]) for o in options) == [(0.01, 1.0), (0.5, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "tyni"], "no experiment 'tyni'. Did you mean 'tiny'?"),
+        (["run", "tiny", "--datasets", "diabets"], "Did you mean 'diabetes'?"),
+        (["run", "tiny", "--models", "SVGPP"], "Did you mean 'SVGP'?"),
+        (["run", "tiny", "--set", "lr"], "KEY=VALUE"),
+        (["run", "tiny", "--figures", "sgpr"], "is a sweep"),
+        (["run", "tiny", "--group", "0"], "--group must be"),
+        (["run", "intro", "--steps", "5"], "draws figures"),
+        (["run", "dgp-uci"], "needs deep Gaussian processes, not available yet"),
+        (["show", "intor"], "Did you mean 'intro'?"),
+        (["table", "dkl-uci", "--format", "xml"], "no format 'xml'"),
+        (["report", "--results", "/no/such/folder"], "no folder of results"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_1(
+    tiny: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    if arguments[0] == "run":
+        arguments = [*arguments, "--out", str(tmp_path)]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+    result = bench(*arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+def test_a_failed_run_gives_exit_code_1_after_the_others(
+    tiny: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["run", "tiny", "--out", str(tmp_path / "file")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+    # more inducing points than a step can take: a data set too small for its batch
+    code = main(["run", "tiny", "--out", str(tmp_path), "--quiet", "--splits", "0", "--set", "data.n_train=0"])
+    assert code == 1
+    assert "failed: diabetes SVGP split 0:" in capsys.readouterr().err
+
+
+class Page(HTMLParser):
+    """Every address and text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "data", "action")]
+        if tag not in ("meta", "link", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_report_has_every_table_and_needs_nothing_else(
+    tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "tiny", "--out", str(tmp_path), "--quiet", "--splits", "0-2"]) == 0
+    rows = (
+        {"table": "tab:tiny <1>", "chapter": "3", "dataset": "diabetes", "model": "SVGP", "metric": "test_ll"},
+        {
+            "table": "tab:tiny <1>",
+            "chapter": "3",
+            "dataset": "diabetes",
+            "model": "SVGP",
+            "metric": "elbo_per_datapoint",
+        },
+    )
+    whole = tuple(
+        {**dict.fromkeys(("prior", "depth", "note", "batch_size"), ""), **r, "value": "-1.30", "stderr": "0.02"}
+        for r in rows
+    )
+    monkeypatch.setattr("vibayes.experiments.reference.load_table", lambda _: whole)
+    monkeypatch.setitem(EXPERIMENTS, "tiny", Experiment(**{**vars(tiny), "tables": ("tab_tiny",)}))
+    page = tmp_path / "report.html"
+    assert main(["report", "--results", str(tmp_path), "--out", str(page)]) == 0
+    text = page.read_text()
+    parsed = Page()
+    parsed.feed(text)
+    assert parsed.open == []
+    assert all(link.startswith(("#", "data:")) for link in parsed.links), parsed.links
+    assert not re.search(r"https?://|@import|url\(", text)
+    shown = " ".join(parsed.text)
+    for words in ("tab:tiny <1>", "Learning curves", "Timings", "How it was run", "Means and standard errors"):
+        assert words in shown
+    assert shown.count("-1.30 ± 0.02") == 2
+    assert text.count("<polyline") == 3  # one per split
+    assert "viewport" in text
+    assert capsys.readouterr().out.strip().endswith(str(page))
+
+
+def test_report_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 1
+    assert "no results" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_plots_survive_odd_numbers() -> None:
+    assert "<circle" in svg.dots("t", [svg.Dot("a", 1.0, None, True), svg.Dot("a", 1.0, 0.0, False)])
+    assert "<polyline" in svg.curves("t", [([10, 20], [float("nan"), 1.0])], 1.0)
+    assert svg.ticks(3.0, 3.0) == [3.0]
+    assert svg.ticks(-1.05, 0.95) == [-1.0, -0.5, 0.0, 0.5]

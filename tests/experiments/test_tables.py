@@ -1,0 +1,192 @@
+"""Tables: arithmetic by hand, verdicts, formats, and no number without a result file."""
+
+import csv
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vibayes.errors import ConfigurationError
+from vibayes.experiments import catalogue, commands, reference
+from vibayes.experiments.experiment import Unit
+from vibayes.experiments.results import write_result
+from vibayes.experiments.sweep import Selection, expand
+from vibayes.experiments.tables import Row, compare, render, summarise, verdict
+
+HEADER = (
+    "table,chapter,dataset,model,prior,depth,batch_size,augmentation,feature_dim,metric,value,stderr,normalised,note,"
+    "ours,ours_stderr,thesis,thesis_stderr,n_splits,verdict"
+)
+
+
+def put(out: Path, unit: Unit, **metrics: float | None) -> None:
+    keys = ("experiment", "dataset", "model", "builder", "split", "options")
+    content = {key: getattr(unit, key) for key in keys}
+    write_result(out / unit.path, content | {"metrics": metrics, "seconds": 1.0, "steps": 10, "curve": {"step": []}})
+
+
+@pytest.fixture
+def boston(tmp_path: Path) -> Path:
+    units = expand(catalogue.get("dkl-uci"), Selection(datasets=["boston"], splits="0-3"))
+    for unit, value in zip(units, (-1.0, -1.2, -1.4, -1.6), strict=True):
+        put(tmp_path, unit, elbo_per_datapoint=value, loss=-value, test_ll=-0.35, test_rmse=0.40)
+    return tmp_path
+
+
+def rows_of(out: Path, **selection: object) -> dict[tuple[str, str, str], Row]:
+    experiment = catalogue.get("dkl-uci")
+    units = expand(experiment, Selection(**selection))  # type: ignore[arg-type]
+    tables = compare(experiment, units, out)
+    return {
+        (r.printed["dataset"], r.printed["model"], r.printed["metric"]): r for rows in tables.values() for r in rows
+    }
+
+
+def test_means_and_standard_errors_by_hand(boston: Path) -> None:
+    row = rows_of(boston)["boston", "SVGP", "elbo_per_datapoint"]
+    # mean -1.3; deviations .3 .1 -.1 -.3: variance (0.09 + 0.01) * 2 / 3, error sqrt(0.2 / 3 / 4) = 0.129099
+    assert row.ours == pytest.approx(-1.3)
+    assert row.ours_stderr == pytest.approx(0.1290994449)
+    assert (row.thesis, row.thesis_stderr, row.n_splits) == (-1.66, 0.06, 4)
+    assert row.difference == pytest.approx(0.36)
+    assert row.difference_stderr == pytest.approx(math.sqrt(0.1290994449**2 + 0.06**2))
+    assert row.verdict == "better"  # 0.36 > 2 * 0.14236 + 0.005
+    same = rows_of(boston)["boston", "SVGP", "test_ll"]
+    assert (same.ours, same.ours_stderr, same.verdict) == (-0.35, 0.0, "equal")
+    assert rows_of(boston)["boston", "SVGP", "test_rmse"].verdict == "equal"  # 0.03 <= 2 * 0.02 + 0.005
+
+
+@pytest.mark.parametrize(
+    ("metric", "ours", "error", "thesis", "thesis_error", "expected"),
+    [
+        ("test_ll", 0.105, 0.0, "0.10", "0.00", "equal"),  # within rounding of the printed number
+        ("test_ll", 0.1051, 0.0, "0.10", "0.00", "better"),
+        ("test_ll", 0.0949, 0.0, "0.10", "0.00", "worse"),
+        ("test_rmse", 0.0949, 0.0, "0.10", "0.00", "better"),
+        ("loss", 0.2, 0.01, "0.10", "0.01", "worse"),
+        ("ece", 0.2, 0.01, "0.10", "0.01", "worse"),
+        ("accuracy_percent", 90.0, 0.01, "86.70", "", "better"),
+        ("seconds_per_epoch", 0.1, 0.01, "0.463", "", "better"),
+        ("elbo_total", 3.0, 0.01, "2.236", "", "better"),
+        ("test_ll", 0.10 + 2 * 0.05 + 0.0049, 0.03, "0.10", "0.04", "equal"),  # hypot(0.03, 0.04) = 0.05
+        ("test_ll", 0.10 + 2 * 0.05 + 0.0051, 0.03, "0.10", "0.04", "better"),
+        ("test_ll", 5.0, None, "0.10", "0.04", "open"),  # one split says nothing
+        ("lengthscale", 0.4152, None, "0.415", "", "equal"),
+        ("lengthscale", 0.4162, None, "0.415", "", "different"),
+        ("test_ll", math.nan, 0.1, "0.10", "0.04", "worse"),
+    ],
+)
+def test_verdicts(metric: str, ours: float, error: float | None, thesis: str, thesis_error: str, expected: str) -> None:
+    assert verdict(metric, ours, error, thesis, thesis_error, 20) == expected
+
+
+def test_every_metric_of_the_tables_has_a_direction() -> None:
+    neither = {"mean_variance_layer1", "mean_variance_layer2", "mean_variance_layer3"}
+    for name in reference.table_names():
+        if name == "text_numbers":
+            continue
+        for row in reference.load_table(name):
+            assert (reference.direction(row["metric"]) == 0) == (row["metric"] in neither), row["metric"]
+
+
+def test_reference_tables_are_whole() -> None:
+    rows = [row for name in reference.table_names() for row in reference.load_table(name)]
+    assert len(reference.table_names()) == 28
+    assert sum(bool(row["table"]) for row in rows) == 1905
+    assert all(set(reference.COLUMNS) <= set(row) for row in rows)
+
+
+def test_csv_columns(boston: Path) -> None:
+    text = commands.table("dkl-uci", Selection(datasets=["boston"]), out=boston, form="csv")
+    assert text.splitlines()[0] == HEADER
+    rows = list(csv.DictReader(io.StringIO(text)))
+    first = rows[0]
+    assert (first["ours"], first["thesis"], first["thesis_stderr"], first["n_splits"]) == ("-1.3", "-1.66", "0.06", "4")
+    assert first["verdict"] == "better"
+    missing = next(row for row in rows if row["model"] == "SVDKL")
+    assert (missing["ours"], missing["ours_stderr"], missing["n_splits"], missing["verdict"]) == ("-", "-", "0", "-")
+
+
+def test_no_number_without_a_result_file(tmp_path: Path) -> None:
+    for form in ("md", "csv", "json"):
+        commands.table("dwp-uci", Selection(), out=tmp_path, form=form)
+    rows = json.loads(commands.table("dkl-uci", Selection(), out=tmp_path / "none", form="json"))
+    assert all(row["ours"] is None and row["verdict"] is None and row["n_splits"] == 0 for row in rows)
+    assert len(rows) == 15 + 5 * 25
+
+
+def test_other_options_do_not_count(boston: Path) -> None:
+    row = rows_of(boston, steps=7)["boston", "SVGP", "elbo_per_datapoint"]
+    assert row.ours is None
+    text = commands.table("dkl-uci", Selection(datasets=["boston"], steps=7), out=boston)
+    assert "results with other options" in text
+    assert "(4 runs)" in text
+
+
+def test_a_corrupt_file_is_left_out(boston: Path) -> None:
+    unit = expand(catalogue.get("dkl-uci"), Selection(datasets=["boston"]))[3]
+    (boston / unit.path).write_text("{")
+    row = rows_of(boston)["boston", "SVGP", "elbo_per_datapoint"]
+    assert (row.n_splits, row.ours) == (3, pytest.approx(-1.2))
+
+
+def test_missing_metrics_and_nan(tmp_path: Path) -> None:
+    units = expand(catalogue.get("dkl-uci"), Selection(datasets=["boston"], splits="0-1"))
+    for unit, value in zip(units, (1.0, None), strict=True):
+        put(tmp_path, unit, loss=value)
+    rows = rows_of(tmp_path)
+    assert rows["boston", "SVGP", "loss"].verdict == "worse"
+    assert rows["boston", "SVGP", "test_ll"].ours is None
+    json.loads(commands.table("dkl-uci", Selection(), out=tmp_path, form="json"))
+
+
+def test_quoted_and_misprinted_numbers_are_marked() -> None:
+    rows = [row for name in reference.table_names() for row in reference.load_table(name)]
+    quoted = [row for row in rows if row["table"] == "tab:dwp:uci_lls" and row["model"] == "DIWP"]
+    assert quoted
+    assert all(reference.is_quoted(row) for row in quoted)
+    text = commands.table("dwp-uci", Selection(), out=Path("nowhere"))
+    assert "(quoted)" in text
+    wine = next(row for row in rows if row["note"].startswith("misprint"))
+    assert summarise(wine, [0.63, 0.64]).verdict == ""
+    assert "(misprint)" in render({"t": [Row(wine)]})
+
+
+def test_markdown_says_it_all(boston: Path) -> None:
+    text = commands.table("dkl-uci", Selection(datasets=["boston"], models=["SVGP"]), out=boston)
+    line = next(line for line in text.splitlines() if "elbo_per_datapoint" in line)
+    assert line == (
+        "| boston | SVGP | 32 | no | elbo_per_datapoint | -1.300 ± 0.129 | -1.66 ± 0.06 | +0.360 ± 0.142 | 4 | better |"
+    )
+    assert "SVDKL" not in text
+
+
+def test_intro_numbers(tmp_path: Path) -> None:
+    numbers = [{"name": "LML, trained", "ours": -14.2147, "thesis": -14.21, "reference": None, "note": ""}]
+    entry = {"label": "fig:intro:exact_gpr", "file": None, "numbers": numbers, "statements": []}
+    content = {"version": "0", "commit": None, "command": "c", "figures": {"exact_gpr": entry}}
+    (tmp_path / "intro").mkdir()
+    (tmp_path / "intro" / "intro.json").write_text(json.dumps(content))
+    rows = json.loads(commands.table("intro", Selection(), out=tmp_path, form="json"))
+    found = {(row["model"], row["metric"]): (row["ours"], row["verdict"]) for row in rows}
+    assert found["exact GP (SE)", "lml"] == (-14.2147, "equal")
+    assert found["SGPR M=2", "lengthscale"] == (None, None)
+
+
+def test_errors() -> None:
+    with pytest.raises(ConfigurationError, match="Did you mean 'csv'"):
+        commands.table("dkl-uci", Selection(), form="cvs")
+    with pytest.raises(ConfigurationError, match="no table for dkl-hmc"):
+        commands.table("dkl-hmc", Selection())
+
+
+def test_columns_tell_models_apart(tmp_path: Path) -> None:
+    experiment = catalogue.get("dkl-uci")
+    unit = expand(experiment, Selection(datasets=["boston"], splits="0"))[0]
+    other = replace(unit, marks={"batch_size": "full"})
+    put(tmp_path, other, loss=1.0)
+    tables = compare(experiment, [other], tmp_path)
+    assert all(row.ours is None for rows in tables.values() for row in rows)  # SVGP's rows say 32

@@ -165,5 +165,8 @@ def test_report_without_results_is_refused(tmp_path: Path, capsys: pytest.Captur
 def test_plots_survive_odd_numbers() -> None:
     assert "<circle" in svg.dots("t", [svg.Dot("a", 1.0, None, True), svg.Dot("a", 1.0, 0.0, False)])
     assert "<polyline" in svg.curves("t", [([10, 20], [float("nan"), 1.0])], 1.0)
+    far = svg.dots("t", [svg.Dot(str(v), v, 1.0, False) for v in (-0.2, -0.3, -1.1, -5.6, -132.0)], 1)
+    assert far.count("<circle") == 4
+    assert "\u25c2 -132" in far
     assert svg.ticks(3.0, 3.0) == [3.0]
     assert svg.ticks(-1.05, 0.95) == [-1.0, -0.5, 0.0, 0.5]

@@ -14,9 +14,10 @@ from vibayes.experiments import svg
 from vibayes.experiments.display import duration
 from vibayes.experiments.experiment import Experiment, Unit
 from vibayes.experiments.figures import FigureResult
+from vibayes.experiments.reference import direction
 from vibayes.experiments.results import finished
 from vibayes.experiments.sweep import by_family
-from vibayes.experiments.tables import KEYS, Row, cells_of
+from vibayes.experiments.tables import KEYS, Row, cells_of, telling_columns
 
 __all__ = ["Section", "page"]
 
@@ -114,11 +115,12 @@ class Section:
                     points.append(svg.Dot(label, row.thesis, row.thesis_stderr, False))
             for dataset, points in by_dataset.items():
                 if any(point.ours for point in points):
-                    shown.append(f"<figure>{svg.dots(f'{dataset}: {metric}', points)}</figure>")
+                    shown.append(f"<figure>{svg.dots(f'{dataset}: {metric}', points, direction(metric))}</figure>")
         if not shown:
             return ""
         return (
-            '<h3>Means and standard errors</h3><p class="small">Filled blue: ours. Hollow orange: the thesis.</p>'
+            '<h3>Means and standard errors</h3><p class="small">Filled blue: ours. Hollow orange: the thesis. Far-off '
+            "values stand at the edge as numbers.</p>"
             f'<div class="grid">{"".join(shown)}</div>'
         )
 
@@ -253,7 +255,7 @@ def _line(cells: Sequence[Any], left: int) -> str:
 
 def _table(name: str, rows: Sequence[Row]) -> str:
     """A table of the thesis with one line per model and one column per metric; ours above, the thesis's below."""
-    keys = [key for key in KEYS if any(row.printed.get(key) for row in rows)]
+    keys = telling_columns(rows)
     metrics = list(dict.fromkeys(row.printed["metric"] for row in rows))
     by_line: dict[tuple[str, ...], dict[str, Row]] = {}
     for row in rows:

@@ -47,7 +47,7 @@ class _Frame:
         self, width: float, height: float, x: tuple[float, float], y: tuple[float, float], left: float
     ) -> None:
         self.width, self.height, self.x, self.y, self.left = width, height, x, y, left
-        self.top, self.bottom, self.right = 26.0, 24.0, 10.0
+        self.top, self.bottom, self.right = 26.0, 24.0, 16.0
 
     def px(self, value: float) -> float:
         span = self.x[1] - self.x[0] or 1.0
@@ -112,14 +112,18 @@ def curves(title: str, lines: Sequence[tuple[Sequence[float], Sequence[float]]],
     return frame.svg(title, parts)
 
 
-def dots(title: str, points: Sequence[Dot]) -> str:
-    """One row per model: ours filled, the thesis's hollow, both with bars of one standard error."""
+def dots(title: str, points: Sequence[Dot], better: int = 0) -> str:
+    """One row per model: ours filled, the thesis's hollow, both with bars of one standard error.
+
+    Args:
+        title: above the plot.
+        points: the values.
+        better: 1 when more is better, -1 when less is: values far off on the bad side do not set the scale.
+    """
     rows = list(dict.fromkeys(point.row for point in points))
-    ends = [point.value + sign * (point.error or 0.0) for point in points for sign in (-1, 1)]
-    margin = 0.08 * (max(ends) - min(ends)) or 0.05 * (abs(ends[0]) or 1.0)
+    low, high = _limits(points, better)
     left = 20.0 + 6.0 * max(len(row) for row in rows)
-    height = 50.0 + 26.0 * len(rows)
-    frame = _Frame(320, height, (min(ends) - margin, max(ends) + margin), (0.0, float(len(rows))), left)
+    frame = _Frame(320, 50.0 + 26.0 * len(rows), (low, high), (0.0, float(len(rows))), left)
     parts = frame.x_axis()
     for number, row in enumerate(rows):
         y = frame.py(len(rows) - number - 0.5)
@@ -127,8 +131,17 @@ def dots(title: str, points: Sequence[Dot]) -> str:
     for point in points:
         y = frame.py(len(rows) - rows.index(point.row) - 0.5) + (-4 if point.ours else 4)
         colour = BLUE if point.ours else ORANGE
+        if not low <= point.value <= high:
+            x, anchor, text = (
+                (frame.px(low), "start", "\u25c2 {}") if point.value < low else (frame.px(high), "end", "{} \u25b8")
+            )
+            shown = text.format(_number(point.value))
+            parts.append(
+                f'<text x="{x:.1f}" y="{y + 3.5:.1f}" text-anchor="{anchor}" style="fill:{colour}">{shown}</text>'
+            )
+            continue
         if point.error:
-            a, b = frame.px(point.value - point.error), frame.px(point.value + point.error)
+            a, b = (frame.px(min(max(point.value + s * point.error, low), high)) for s in (-1, 1))
             parts.append(
                 f'<line x1="{a:.1f}" x2="{b:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}" stroke-width="1.5"/>'
             )
@@ -138,3 +151,16 @@ def dots(title: str, points: Sequence[Dot]) -> str:
             'stroke-width="1.5"/>'
         )
     return frame.svg(title, parts)
+
+
+def _limits(points: Sequence[Dot], better: int) -> tuple[float, float]:
+    ends = [point.value + sign * (point.error or 0.0) for point in points for sign in (-1, 1)]
+    low, high = min(ends), max(ends)
+    values = sorted(point.value for point in points)
+    middle = values[len(values) // 2]
+    if better > 0:
+        low = max(low, middle - 5 * (high - middle))
+    elif better < 0:
+        high = min(high, middle + 5 * (middle - low))
+    margin = 0.08 * (high - low) or 0.05 * (abs(low) or 1.0)
+    return low - margin, high + margin

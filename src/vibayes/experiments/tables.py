@@ -209,7 +209,7 @@ def _csv(tables: Mapping[str, Sequence[Row]]) -> str:
 
 
 def _markdown(name: str, rows: Sequence[Row]) -> str:
-    keys = [key for key in KEYS if any(row.printed.get(key) for row in rows)]
+    keys = telling_columns(rows, keep=("dataset", "model"))
     header = [*keys, "metric", "ours", "thesis", "difference", "splits", "verdict"]
     lines = [f"### {name}", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for row in rows:
@@ -219,6 +219,21 @@ def _markdown(name: str, rows: Sequence[Row]) -> str:
     if missing:
         lines += ["", f"{missing} of {len(rows)} numbers have no result of ours."]
     return "\n".join(lines) + "\n"
+
+
+def telling_columns(rows: Sequence[Row], keep: Sequence[str] = ("model",)) -> list[str]:
+    """The columns that tell the rows of a table apart: those kept, those that vary, and others only where needed."""
+
+    def distinct(keys: Sequence[str]) -> bool:
+        seen = {tuple(row.printed.get(key, "") for key in (*keys, "metric")) for row in rows}
+        return len(seen) == len(rows)
+
+    varying = [key for key in KEYS if len({row.printed.get(key, "") for row in rows}) > 1]
+    chosen = [key for key in KEYS if key in keep or (key in varying and key in ("dataset", "prior", "depth"))]
+    for key in varying:
+        if key not in chosen and not distinct(chosen):
+            chosen.append(key)
+    return [key for key in KEYS if key in chosen]
 
 
 KEYS = ("dataset", "model", "prior", "depth", "batch_size", "feature_dim", "augmentation")

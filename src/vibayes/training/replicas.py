@@ -18,7 +18,15 @@ from vibayes.training.checkpoint import Keeper
 from vibayes.training.history import History
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
-from vibayes.training.run import Options, check_options, find_device, fingerprint, generators, set_generators
+from vibayes.training.run import (
+    Options,
+    check_options,
+    find_device,
+    fingerprint,
+    generators,
+    pays_to_compile,
+    set_generators,
+)
 from vibayes.training.schedules import Schedule, as_schedule
 from vibayes.training.stacked import Stacked
 
@@ -48,7 +56,7 @@ def fit_many(
     tolerance: float = 1e-3,
     chunk: int | None = None,
     graph: bool | None = None,
-    compile: bool = False,
+    compile: bool | None = None,
     noise: Noise | None = None,
 ) -> list[History]:
     """Train models of one architecture (splits, seeds, starts, learning rates) together, by Adam.
@@ -78,7 +86,7 @@ def fit_many(
         chunk: how many models train at once; when None, on a GPU as many as fit into memory, on a CPU what a short
             measurement finds fastest. A run with a checkpoint keeps its choice when it resumes.
         graph: capture the step in a CUDA graph; where possible when None.
-        compile: compile the bound with `torch.compile`.
+        compile: compile the bound with `torch.compile`; when None, on a GPU in runs long enough to repay half a minute.
         noise: prepared noise of the draws at a step, `[R, S, ...]` by name; for comparisons.
 
     >>> import torch, vibayes as vb
@@ -107,7 +115,7 @@ def fit_many(
         log_every=log_every,
         tolerance=tolerance,
         graph=graph,
-        compile=compile,
+        compile=pays_to_compile(place, steps) if compile is None else compile,
     )
     check_options(options, n_samples, rates)
     sources = [_source(data, batch_size, s) for data, s in zip(datasets, seeds, strict=True)]

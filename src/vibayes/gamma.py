@@ -15,7 +15,7 @@ _PROPOSALS = 8
 NOISE_PER_GAMMA = 2 * _PROPOSALS + 1
 
 
-def gamma_from_normals(alpha: Float[Tensor, "*shape"], normals: Float[Tensor, "k *shape"]) -> Float[Tensor, "*shape"]:
+def gamma_from_normals(alpha: Float[Tensor, "*shape"], normals: Float[Tensor, "k *shape"]) -> Float[Tensor, "..."]:
     """Draws of `Gamma(alpha, 1)` made from `NOISE_PER_GAMMA` standard normals each.
 
     The gradient with respect to `alpha` is the implicit one, `-(dF / dalpha) / p(x)` (Figurnov et al. 2018), as in
@@ -26,50 +26,30 @@ def gamma_from_normals(alpha: Float[Tensor, "*shape"], normals: Float[Tensor, "k
     >>> bool(((draws.mean(0) - alpha).abs() < 0.1).all())
     True
     """
-    drawn: Tensor = _Gamma.apply(alpha, normals)  # type: ignore[no-untyped-call]
-    return drawn
+    drawn = _marsaglia_tsang(alpha.detach(), normals)
+    slope: Tensor = _GammaSlope.apply(alpha.detach(), drawn)  # type: ignore[no-untyped-call]
+    return drawn + (alpha - alpha.detach()) * slope  # the value of the draw, with the slope as its gradient
 
 
-class _Gamma(torch.autograd.Function):
-    @staticmethod
-    def forward(alpha: Tensor, normals: Tensor) -> Tensor:
-        z, u = normals[:_PROPOSALS], torch.special.log_ndtr(normals[_PROPOSALS:-1])  # u: logs of uniforms
-        small = alpha < 1.0
-        shape = torch.where(small, alpha + 1.0, alpha)  # Gamma(a) = Gamma(a + 1) U^(1/a)
-        d = shape - 1.0 / 3.0
-        v = 1.0 + z / (9.0 * d).sqrt()
-        positive = v > 0.0
-        log_v = 3.0 * torch.where(positive, v, 1.0).log()
-        accepted = positive & (u < 0.5 * z.square() + d - d * log_v.exp() + d * log_v)
-        log_drawn = d.log() + log_v[-1]
-        for k in reversed(range(_PROPOSALS - 1)):
-            log_drawn = torch.where(accepted[k], d.log() + log_v[k], log_drawn)
-        boost = torch.special.log_ndtr(normals[-1]) / torch.where(small, alpha, 1.0)
-        drawn = (log_drawn + torch.where(small, boost, 0.0)).exp()
-        return drawn.clamp_min(torch.finfo(drawn.dtype).tiny)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        alpha, drawn = ctx.saved_tensors
-        return gradient * _GammaGradient.apply(alpha, drawn), None  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, normals: Tensor) -> tuple[Tensor, int]:
-        # Everything is elementwise but for the first axis of the normals: put the new axis behind that one.
-        alpha = alpha.expand(info.batch_size, *alpha.shape) if in_dims[0] is None else alpha.movedim(in_dims[0], 0)
-        if in_dims[1] is None:
-            normals = normals[:, None].expand(normals.shape[0], info.batch_size, *normals.shape[1:])
-        else:
-            normals = normals.movedim(in_dims[1], 1)
-        return _Gamma.apply(alpha, normals), 0  # type: ignore[no-untyped-call]
+def _marsaglia_tsang(alpha: Tensor, normals: Tensor) -> Tensor:
+    z, u = normals[:_PROPOSALS], torch.special.ndtr(normals[_PROPOSALS:-1]).log()  # u: logs of uniforms
+    small = alpha < 1.0
+    shape = torch.where(small, alpha + 1.0, alpha)  # Gamma(a) = Gamma(a + 1) U^(1/a)
+    d = shape - 1.0 / 3.0
+    v = 1.0 + z / (9.0 * d).sqrt()
+    positive = v > 0.0
+    log_v = 3.0 * torch.where(positive, v, 1.0).log()
+    accepted = positive & (u < 0.5 * z.square() + d - d * log_v.exp() + d * log_v)
+    log_drawn = d.log() + log_v[-1]
+    for k in reversed(range(_PROPOSALS - 1)):
+        log_drawn = torch.where(accepted[k], d.log() + log_v[k], log_drawn)
+    boost = torch.special.ndtr(normals[-1]).log() / torch.where(small, alpha, 1.0)
+    drawn = (log_drawn + torch.where(small, boost, 0.0)).exp()
+    return drawn.clamp_min(torch.finfo(drawn.dtype).tiny)
 
 
-class _GammaGradient(torch.autograd.Function):
-    """`dx / dalpha`; torch's own has no rule for `vmap` and would run in a loop."""
+class _GammaSlope(torch.autograd.Function):
+    """`dx / dalpha`, not to be differentiated; torch's own function has no rule for `vmap` and would run in a loop."""
 
     @staticmethod
     def forward(alpha: Tensor, drawn: Tensor) -> Tensor:
@@ -77,11 +57,7 @@ class _GammaGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        return
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        raise NotImplementedError("Gamma draws can be differentiated once.")
+        ctx.mark_non_differentiable(output)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, drawn: Tensor) -> tuple[Tensor, int]:
@@ -89,4 +65,4 @@ class _GammaGradient(torch.autograd.Function):
             t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip((alpha, drawn), in_dims, strict=True)
         ]
-        return _GammaGradient.apply(*both), 0  # type: ignore[no-untyped-call]
+        return _GammaSlope.apply(*both), 0  # type: ignore[no-untyped-call]

@@ -162,7 +162,7 @@ def conditional_moments(
         factor: `R`, one per output or one for all.
     """
     result: tuple[Tensor, ...] = _ConditionalMoments.apply(  # type: ignore[no-untyped-call]
-        Kii, L.detach(), Kit, mean, factor
+        Kii, L, Kit, mean, factor
     )
     return result[0], result[1]
 
@@ -212,6 +212,9 @@ class _ConditionalMoments(torch.autograd.Function):
     factorization. With many rows, `S = A diag(g) A^T` is made once and serves the gradients of both `R` and `Kii`,
     which leaves four and costs three M x M ones; with few rows those would dominate, and all six are made. Either way
     the factorization costs two.
+
+    `torch.compile` may trace `forward` and differentiate that instead of using `backward`. It then finds the gradient
+    of `L`, and through it that of `Kii`: `L` must not be detached.
     """
 
     generate_vmap_rule = True

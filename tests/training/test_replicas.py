@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import vibayes as vb
+from vibayes.training.batches import InMemory
+from vibayes.training.stacked import Stacked
 
 
 def data(r: int, n: int = 30) -> tuple[Tensor, Tensor]:
@@ -206,3 +208,30 @@ def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, ca
     limit = 1
     with pytest.raises(vb.TrainingError, match="ran out of memory with 2"):
         vb.fit_many([regression_model(r) for r in range(4)], sets, steps=10, chunk=4, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
+@pytest.mark.parametrize("build", [regression_model, class_model, deep_model])
+@pytest.mark.parametrize("n", [30, 5])
+def test_compiling_changes_no_gradient(build, n: int) -> None:  # type: ignore[no-untyped-def]
+    """`torch.compile` traces custom functions in its own way; the gradients it finds must be the same."""
+    sets = [classes(r, n) if build is class_model else data(r, n) for r in range(2)]
+    models, sources = [build(r) for r in range(2)], []
+    for model, (x, y) in zip(models, sets, strict=True):
+        model.initialize(x, y)
+        sources.append(InMemory(x, y, None, None, 0))
+        sources[-1].begin(model)
+    problem = Stacked(models, sources, 2)
+    problem.load(0)
+
+    def gradients(bound) -> list[Tensor]:  # type: ignore[no-untyped-def]
+        torch.manual_seed(0)
+        found = bound()
+        total = (found.log_likelihood + found.log_ratio).sum() + found.log_prior.sum()
+        return list(torch.autograd.grad(total, problem.parameters))
+
+    torch._dynamo.reset()
+    for eager, compiled in zip(
+        gradients(problem.bound), gradients(torch.compile(problem.bound, backend="aot_eager")), strict=True
+    ):
+        assert torch.allclose(eager, compiled, rtol=1e-9, atol=1e-11)

@@ -84,7 +84,7 @@ def read_figures(experiment: Experiment, out: Path) -> FigureResult | None:
                     entry.get("statements", []),
                 )
             )
-        origin = f"vibayes {content['version']}, commit {content['commit']}, {content['command']}"
+        origin = f"vibayes {content['version']}, commit {str(content['commit'])[:12]}, {content['command']}"
         return FigureResult(figures, origin)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
         logger.warning("The result file %s cannot be read (%s). It is skipped; `bench run` replaces it.", file, error)

@@ -27,7 +27,7 @@ CSS = """
 body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif;color:#222;background:#fff;
  margin:0 auto;padding:0 16px 48px;max-width:1180px}
 h1{font-size:1.7em;margin:.9em 0 .2em}h2{margin:1.8em 0 .3em;border-bottom:2px solid #0072B2;padding-bottom:.15em}
-h3{margin:1.4em 0 .4em;font-size:1.05em}p{margin:.4em 0;max-width:75ch}a{color:#0060a0}
+h3{margin:1.4em 0 .4em;font-size:1.05em}p{margin:.4em 0;max-width:75ch;overflow-wrap:anywhere}a{color:#0060a0}
 .small,figcaption{color:#555;font-size:.87em}code{font-size:.92em;overflow-wrap:anywhere}
 .box{overflow-x:auto;border:1px solid #ddd;border-radius:6px;margin:.5em 0}
 table{border-collapse:collapse;font-size:.88em;width:100%;font-variant-numeric:tabular-nums}

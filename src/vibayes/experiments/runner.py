@@ -137,7 +137,7 @@ def run_sweep(units: Sequence[Unit], settings: Settings, executor: Executor | No
         "out": str(out),
         "device": device,
         "checkpoint_seconds": settings.checkpoint_seconds,
-        "command": settings.command,
+        "command": settings.command or provenance()["command"],
         "executor": executor.name,
     }
     groups = planned()
@@ -261,7 +261,7 @@ def _about(group: Group, task: Mapping[str, Any], device: str, chunk: int | None
         code["begun_with"] = group.how.get("code")
     return {
         "code": code,
-        "command": task["command"] or made["command"],
+        "command": task["command"],
         "hardware": hardware,
         "software": made["software"],
         "group": {

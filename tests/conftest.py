@@ -1,9 +1,14 @@
-"""Shared by all tests: float64 by default and fixed seeds."""
+"""Shared by all tests: float64 by default, fixed seeds, one thread per process."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+# Tests run side by side, one process per core; threads on top of that only get in each other's way.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)

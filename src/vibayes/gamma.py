@@ -15,7 +15,7 @@ _PROPOSALS = 8
 NOISE_PER_GAMMA = 2 * _PROPOSALS + 1
 
 
-def gamma_from_normals(alpha: Float[Tensor, "*shape"], normals: Float[Tensor, "k *shape"]) -> Float[Tensor, "..."]:
+def gamma_from_normals(alpha: Float[Tensor, "..."], normals: Float[Tensor, "k ..."]) -> Float[Tensor, "..."]:
     """Draws of `Gamma(alpha, 1)` made from `NOISE_PER_GAMMA` standard normals each.
 
     The gradient with respect to `alpha` is the implicit one, `-(dF / dalpha) / p(x)` (Figurnov et al. 2018), as in

@@ -62,7 +62,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
         assert torch.equal(value, found[name]), name
 
 
-class Stop(Exception):
+class StopError(Exception):
     """Stands for a kill inside one process."""
 
 
@@ -76,7 +76,7 @@ def model_and_data() -> tuple[vb.Model, tuple[torch.Tensor, torch.Tensor]]:
 def stopping_at(step: int) -> vb.schedules.Schedule:
     def weight(now: int) -> float:
         if now == step:
-            raise Stop
+            raise StopError
         return 1.0
 
     return weight
@@ -88,7 +88,7 @@ def test_every_interruption_point_resumes_exactly(tmp_path: Path, stop: int) -> 
     vb.fit(whole, data, steps=150, batch_size=7, log_every=10, progress=False)
     part, data = model_and_data()
     file = tmp_path / "state"
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         vb.fit(
             part,
             data,
@@ -139,11 +139,11 @@ def test_lbfgs_resumes(tmp_path: Path) -> None:
         nonlocal evaluations
         evaluations += 1
         if evaluations == 40:
-            raise Stop
+            raise StopError
         return 1.0
 
     whole = fitted(None, 1.0)
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         fitted(tmp_path / "state", stopping_late)
     assert (tmp_path / "state").exists()
     again = fitted(tmp_path / "state", 1.0)
@@ -159,7 +159,7 @@ def test_data_loader_resumes(tmp_path: Path) -> None:
         return model
 
     whole = fitted(None, 1.0)
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         fitted(tmp_path / "state", stopping_at(27))
     again = fitted(tmp_path / "state", 1.0)
     for a, b in zip(whole.parameters(), again.parameters(), strict=True):

@@ -79,9 +79,14 @@ class Model(TrainableModel):
             self._given_inducing = rows.clone()
             self.inducing = nn.Parameter(rows.clone())
             self.row_shape = tuple(rows.shape[1:])
-        for name, layer in layers:
-            layer.bind(name)
-        self._finish()
+        try:
+            for name, layer in layers:
+                layer.bind(name)
+            self._finish()
+        except Exception:
+            for _, layer in layers:  # a model that could not be built keeps no layers
+                layer.name = None
+            raise
 
     @property
     def layers(self) -> dict[str, Layer]:

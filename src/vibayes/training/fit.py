@@ -134,7 +134,7 @@ def fit(
             if name == "adam":
                 run = AdamRun(problem, options, keeper.save, shown, [lr])
             else:
-                run = LbfgsRun(problem, options, keeper.save, shown)
+                run = LbfgsRun(problem, options, keeper.save, shown, seed)
             found = keeper.load()
             if found is not None:
                 run.restore(found)

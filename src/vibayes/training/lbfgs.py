@@ -30,7 +30,8 @@ class LbfgsRun:
     finite counts as a bad value, from which the line search retreats.
     """
 
-    def __init__(self, problem: Single, options: Options, save: Saver, progress: Progress) -> None:
+    def __init__(self, problem: Single, options: Options, save: Saver, progress: Progress, seed: int) -> None:
+        self.seed = seed
         self.problem, self.options, self.save, self.progress = problem, options, save, progress
         self.model, self.parameters, self.n_data = problem.model, problem.parameters, problem.n_data[0]
         self.history = History(n_data=self.n_data)
@@ -180,7 +181,7 @@ class LbfgsRun:
     def new_start(self) -> None:
         """Start over from the first state with hyperparameters moved by standard normal noise."""
         self.model.load_state_dict(self.first)
-        generator = torch.Generator().manual_seed(self.restart)
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.restart)
         for _, hyperparameter in hyperparameters(self.model):
             if hyperparameter.raw.requires_grad:
                 noise = torch.randn(hyperparameter.raw.shape, generator=generator, dtype=self.model.dtype)

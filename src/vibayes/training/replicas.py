@@ -183,14 +183,17 @@ def _problem(
 def _kept_chunk(checkpoint: str | os.PathLike[str] | None) -> int | None:
     """The chunk that an interrupted run with this checkpoint had chosen."""
     path = None if checkpoint is None else Path(f"{checkpoint}.chunk")
-    return int(path.read_text()) if path is not None and path.exists() else None
+    text = path.read_text().strip() if path is not None and path.exists() else ""
+    return int(text) if text.isdigit() and int(text) > 0 else None
 
 
 def _keep_chunk(checkpoint: str | os.PathLike[str], size: int) -> None:
     path = Path(f"{checkpoint}.chunk")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(size))
+        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        aside.write_text(str(size))
+        os.replace(aside, path)
     except OSError as error:
         raise ConfigurationError(
             f"The checkpoint {checkpoint} cannot be written ({error.strerror}). Choose a writable folder."

@@ -649,3 +649,11 @@ def test_images_need_flattening() -> None:
     assert model.predict(images).mean.shape == (6,)
     with pytest.raises(vb.DataError, match=r"rows of shape \[1, 2, 2\]"):
         model.predict(images[:, 0])
+
+
+def test_a_model_that_could_not_be_built_keeps_no_layers() -> None:
+    network = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(3))
+    with pytest.raises(vb.ConfigurationError, match="dtype"):
+        vb.Model(network.float(), vb.Gaussian(0.1).double())
+    assert network.name is None
+    vb.Model(network.double(), vb.Gaussian(0.1))

@@ -44,7 +44,7 @@ from vibayes.likelihoods import (
 from vibayes.means import ConstantMean, IdentityMean, LinearMean, ZeroMean
 from vibayes.model import Model
 from vibayes.parameters import Positive, Real
-from vibayes.posteriors import LocalInducing
+from vibayes.posteriors import FromPrior, GlobalInducing, LocalInducing
 from vibayes.prediction import Prediction
 from vibayes.training import History, fit, fit_many, schedules
 
@@ -63,7 +63,9 @@ __all__ = [
     "DataError",
     "Elbo",
     "ExactGP",
+    "FromPrior",
     "Gaussian",
+    "GlobalInducing",
     "HeteroscedasticGaussian",
     "History",
     "IdentityMean",

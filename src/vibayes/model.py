@@ -79,12 +79,19 @@ class Model(TrainableModel):
             self._given_inducing = rows.clone()
             self.inducing = nn.Parameter(rows.clone())
             self.row_shape = tuple(rows.shape[1:])
+        if self.inducing is not None and isinstance(first, Layer) and self.row_shape != (first.in_features,):
+            raise ShapeError(
+                f"inducing must have rows of width {first.in_features}, as the network's first layer takes them; got "
+                f"rows of shape {list(self.inducing.shape[1:])}."
+            )
+        bound: list[Layer] = []
         try:
             for name, layer in layers:
-                layer.bind(name)
+                layer.bind(name, 0 if self.inducing is None else len(self.inducing), layer is last)
+                bound.append(layer)
             self._finish()
         except Exception:
-            for _, layer in layers:  # a model that could not be built keeps no layers
+            for layer in bound:  # a model that could not be built keeps no layers
                 layer.name = None
             raise
 
@@ -211,14 +218,15 @@ class Model(TrainableModel):
 
     @torch.no_grad()
     def _start(self, batch: Batch) -> None:
-        first = self._ends()[0]
+        first, last = self._ends()
         if self.inducing is not None:
             self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing)))
         if isinstance(first, Layer):
             first.posterior.to_units(self.units)
-        x = batch.x
+        x, y = batch.x, batch.y
         if len(x) > _START_ROWS:  # rows may be sorted
-            x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_START_ROWS].to(x.device)]
+            chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_START_ROWS].to(x.device)
+            x, y = x[chosen], y[chosen]
         draw = Draw(
             n_inducing=0 if self.inducing is None else len(self.inducing),
             jitter=self.jitter,
@@ -233,6 +241,9 @@ class Model(TrainableModel):
                 f"The network has {mean.shape[1]} outputs, but {type(self.likelihood).__name__} with these targets "
                 f"needs {expected}. Change out_features of the last layer."
             )
+        if self.inducing is not None and isinstance(last, Layer):
+            nearest = torch.cdist(self.inducing.flatten(1), x.flatten(1)).argmin(1)
+            last.posterior.initialize_targets(_latent(y[nearest], self.likelihood.kind, mean.shape[1]))
 
     # -- predictions --------------------------------------------------------------------------------------------
 
@@ -309,6 +320,15 @@ class Model(TrainableModel):
         if self.likelihood.kind == "regression":  # the functions of targets; those of their noise come after
             drawn = self.units.outputs(drawn[..., : self.likelihood.n_targets(drawn.shape[-1])])
         return drawn[..., 0] if self._squeezes(drawn.shape[-1]) else drawn
+
+
+def _latent(y: Tensor, kind: str, width: int) -> Tensor:
+    """Function values `[M, F]` that fit targets of this kind."""
+    if kind == "classes":
+        return nn.functional.one_hot(y, width).to(torch.get_default_dtype())
+    if kind == "binary":
+        return 2.0 * y - 1.0
+    return (y + 0.5).log() if kind == "counts" else y
 
 
 def _mixture_covariance(means: Tensor, covariances: Tensor | None) -> Tensor:

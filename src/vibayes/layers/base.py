@@ -22,6 +22,7 @@ class Layer(nn.Module):
         out_features: the width of the rows that go out.
         posterior: the approximating family, with this layer's own variational parameters.
         name: the layer's name in its model.
+        is_output: whether the layer's rows are the network's output.
     """
 
     def __init__(self, in_features: int, out_features: int, posterior: Posterior) -> None:
@@ -36,16 +37,17 @@ class Layer(nn.Module):
         self.out_features = out_features
         self.posterior = copy.deepcopy(posterior)
         self.name: str | None = None
+        self.is_output = False
 
-    def bind(self, name: str) -> None:
+    def bind(self, name: str, n_inducing: int = 0, is_output: bool = False) -> None:
         """Take a name in a model and create the variational parameters; a second model is refused."""
         if self.name is not None:
             raise ConfigurationError(
                 f"Layer {name!r} already belongs to a Model (as {self.name!r}). A network can be in one Model only: "
                 "build it anew, or copy.deepcopy the whole Model."
             )
-        self.name = name
-        self.posterior.finish(self)
+        self.name, self.is_output = name, is_output
+        self.posterior.finish(self, n_inducing)
 
     def draw(self) -> tuple[Draw, str]:
         """The draw in progress and this layer's name."""

@@ -12,6 +12,7 @@ from vibayes.layers.base import Layer
 from vibayes.means import Mean, ZeroMean
 from vibayes.parameters import Positive, positive
 from vibayes.posteriors.base import Posterior, Site
+from vibayes.posteriors.global_inducing import GlobalInducing
 
 __all__ = ["GP"]
 
@@ -31,7 +32,7 @@ class GP(Layer):
         kernel: the covariance function; a module, so one kernel given to two layers is shared.
         mean: the mean function, zero by default.
         noise: variance of white noise on the layer's values (hidden layers of a deep GP); none by default.
-        posterior: the approximating family.
+        posterior: the approximating family; `GlobalInducing()` by default.
 
     >>> import vibayes as vb
     >>> layer = GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))
@@ -47,13 +48,13 @@ class GP(Layer):
         kernel: Kernel,
         mean: Mean | None = None,
         noise: float | Positive | None = None,
-        posterior: Posterior,
+        posterior: Posterior | None = None,
     ) -> None:
         if not isinstance(kernel, Kernel):
             raise ConfigurationError(
                 f"kernel must be a kernel such as SquaredExponential(in_features), got {type(kernel).__name__}."
             )
-        super().__init__(kernel.in_features, out_features, posterior)
+        super().__init__(kernel.in_features, out_features, GlobalInducing() if posterior is None else posterior)
         self.kernel = kernel
         self.mean = ZeroMean() if mean is None else mean
         if not isinstance(self.mean, Mean):
@@ -88,7 +89,7 @@ class GP(Layer):
         Kii = linalg.add_jitter(self.covariance(z), draw.jitter)  # [M, M]
         L = draw.cholesky(name, Kii, jitter=False)
         Kit = self.kernel(z, x)  # [M, N]
-        site = Site(name, L, self.out_features)
+        site = Site(name, L, self.out_features, Kii)
         q = posterior.marginal(site) if draw.marginal else None
         v = posterior.sample(site, draw) if q is None else q.mean  # [M, P]
         if q is not None:

@@ -1,6 +1,8 @@
 """Posteriors: the approximating families a layer can be given."""
 
 from vibayes.posteriors.base import Posterior
+from vibayes.posteriors.from_prior import FromPrior
+from vibayes.posteriors.global_inducing import GlobalInducing
 from vibayes.posteriors.local_inducing import LocalInducing
 
-__all__ = ["LocalInducing", "Posterior"]
+__all__ = ["FromPrior", "GlobalInducing", "LocalInducing", "Posterior"]

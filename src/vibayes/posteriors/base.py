@@ -22,11 +22,13 @@ class Site:
         name: the layer's name, under which noise is drawn and log ratios are reported.
         design: `[M, K]`; for a GP the Cholesky factor of the kernel matrix of the inducing rows.
         n_out: the number of outputs P.
+        gram: `design @ design^T`, where the layer has it already.
     """
 
     name: str
     design: Tensor
     n_out: int
+    gram: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Posterior(nn.Module, ABC):
     inputs: nn.Parameter
 
     @abstractmethod
-    def finish(self, layer: "Layer") -> None:
-        """Create the variational parameters, once, when the layer joins a model."""
+    def finish(self, layer: "Layer", n_inducing: int) -> None:
+        """Create the variational parameters, once, when the layer joins a model with so many inducing rows."""
 
     @abstractmethod
     def sample(self, site: Site, draw: "Draw") -> Tensor:
@@ -70,6 +72,10 @@ class Posterior(nn.Module, ABC):
 
     def to_units(self, units: "Units") -> None:
         """Take what the user gave in user units to the model's, where this is the model's first layer."""
+        return
+
+    def initialize_targets(self, targets: Tensor) -> None:
+        """Start from the targets of the data rows nearest to the inducing inputs, where this is the last layer."""
         return
 
     def initialize(self, layer: "Layer", rows: Tensor) -> None:

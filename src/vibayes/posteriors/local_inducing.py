@@ -70,7 +70,7 @@ class LocalInducing(Posterior):
         self.form = form
         self.given_inputs = rows
 
-    def finish(self, layer: "Layer") -> None:
+    def finish(self, layer: "Layer", n_inducing: int) -> None:
         """Create inducing inputs and the parameters of `q`, which starts near the prior."""
         M, D, P = self.n_inducing, layer.in_features, layer.out_features
         if self.given_inputs is None:

@@ -1,0 +1,166 @@
+"""What the distributions over matrices share: batch shapes, checks of arguments, prepared noise."""
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from vibayes import linalg
+from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix
+from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
+
+__all__ = ["MatrixDistribution", "check_degrees", "check_dtypes", "check_positive", "check_shape", "scale_factor"]
+
+
+class MatrixDistribution(Distribution):
+    """A distribution over matrices that samples from prepared standard normals.
+
+    Parameters keep the shapes they came with and broadcast when used; `batch_shape` is what they broadcast to.
+    Shapes are always checked. Values are checked where `validate_args` asks for it (torch's default) and they can be
+    looked at: never inside `torch.func` transforms, `torch.compile` or the capture of a CUDA graph.
+    """
+
+    has_rsample = True
+    # How many trailing axes of each parameter belong to one item; those in front are batch axes.
+    _item_axes: ClassVar[dict[str, int]]
+
+    def _finish(self, event_shape: Sequence[int]) -> None:
+        """Set the shapes, once the parameters are in place."""
+        batches = {}
+        for name, axes in self._item_axes.items():
+            value = getattr(self, name)
+            if isinstance(value, Tensor | LowerUpper | SquareMatrix):
+                batches[name] = value.shape[: len(value.shape) - axes]
+        try:
+            batch_shape = torch.broadcast_shapes(*batches.values())  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            raise ShapeError(
+                f"The batch shapes of the parameters do not broadcast: "
+                f"{ {name: tuple(shape) for name, shape in batches.items()} }."
+            ) from None
+        super().__init__(batch_shape, torch.Size(event_shape), validate_args=False)
+
+    @property
+    def noise_shape(self) -> torch.Size:
+        """Shape of the standard normals that one (batched) sample is made of."""
+        raise NotImplementedError
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
+        """The same distribution with its parameters expanded to a larger batch shape."""
+        new = type(self).__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        for name, axes in self._item_axes.items():
+            value = getattr(self, name)
+            if isinstance(value, Tensor | LowerUpper | SquareMatrix):
+                item = value.shape[len(value.shape) - axes :]
+                new.__dict__[name] = value.expand(torch.Size(batch_shape) + item)
+        new._finish(self.event_shape)
+        return new
+
+    def _noise(self, like: Tensor, sample_shape: Sequence[int], noise: Tensor | None) -> Tensor:
+        shape = torch.Size(sample_shape) + self.noise_shape
+        if noise is None:
+            return torch.randn(shape, dtype=like.dtype, device=like.device)
+        if noise.shape != shape:
+            raise ShapeError(
+                f"Expected noise of shape {tuple(shape)} (sample shape, then noise_shape), got {tuple(noise.shape)}."
+            )
+        return noise
+
+    def _check_event(self, value: Tensor) -> None:
+        if value.shape[-2:] != self.event_shape:
+            raise ShapeError(
+                f"{type(self).__name__}.log_prob expects matrices of shape {tuple(self.event_shape)}, "
+                f"got a tensor of shape {tuple(value.shape)}."
+            )
+
+    def _check_factor(self, F: Tensor, width: int) -> None:
+        rows = self.event_shape[0]
+        if F.dim() < 2 or F.shape[-2] != rows or F.shape[-1] < width:
+            raise ShapeError(
+                f"Expected a factor F with {rows} rows and at least {width} columns, got shape {tuple(F.shape)}."
+            )
+
+
+def values_visible(validate_args: bool | None, *tensors: Tensor) -> bool:
+    """Whether checks of values are wanted and possible."""
+    wanted = Distribution._validate_args if validate_args is None else validate_args
+    if not wanted or torch.compiler.is_compiling():
+        return False
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
+        return False
+    return not (any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing())
+
+
+def check_shape(name: str, tensor: Tensor, item: tuple[int, ...]) -> None:
+    """The trailing axes must be those of one item."""
+    if not isinstance(tensor, Tensor):
+        raise ConfigurationError(f"{name} must be a tensor of shape {item}, got {type(tensor).__name__}.")
+    if tuple(tensor.shape[-len(item) :]) != item:
+        raise ShapeError(f"{name} must have shape {item} after any batch axes, got {tuple(tensor.shape)}.")
+
+
+def check_dtypes(**tensors: Tensor) -> None:
+    """All parameters share one floating dtype."""
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    if len(set(dtypes.values())) > 1 or not all(dtype.is_floating_point for dtype in dtypes.values()):
+        raise ConfigurationError(f"The parameters must share one floating dtype, got {dtypes}.")
+
+
+def check_positive(validate_args: bool | None, name: str, tensor: Tensor) -> None:
+    """All values must be positive."""
+    if values_visible(validate_args, tensor) and not bool((tensor > 0).all()):
+        raise ConfigurationError(f"{name} must be positive; its smallest value is {float(tensor.min())}.")
+
+
+def check_degrees(nu: Any, n: int, validate_args: bool | None) -> int:
+    """The rank `nt = min(nu, n)` of a draw, after checking the degrees of freedom."""
+    if isinstance(nu, Tensor):
+        singular = "A singular Wishart (nu < N) needs a Python integer, since nu then fixes the shapes."
+        if not nu.is_floating_point():
+            raise ConfigurationError(f"A tensor nu must be floating, got {nu.dtype}. {singular}")
+        if values_visible(validate_args, nu) and not bool((nu > n - 1).all()):
+            raise ConfigurationError(
+                f"A tensor nu must be greater than N - 1 = {n - 1}; its smallest value is {float(nu.min())}. {singular}"
+            )
+        return n
+    if isinstance(nu, bool) or not isinstance(nu, Real):
+        raise ConfigurationError(f"nu must be a number or a tensor, got {nu!r}.")
+    degrees = float(nu)
+    if math.isfinite(degrees) and degrees > n - 1:
+        return n
+    if not (degrees > 0 and degrees.is_integer()):
+        raise ConfigurationError(
+            f"nu must be a real number greater than N - 1 = {n - 1}, or a positive integer (a singular matrix of that "
+            f"rank); got nu = {nu}."
+        )
+    return int(degrees)
+
+
+def scale_factor(scale: Tensor | None, scale_tril: Tensor | None, validate_args: bool | None) -> Tensor:
+    """The lower factor `L` of the scale matrix `L L^T`, given as either of the two."""
+    given, name = (scale, "scale") if scale_tril is None else (scale_tril, "scale_tril")
+    if given is None or (scale is not None and scale_tril is not None):
+        raise ConfigurationError("Give either scale or, with scale=None, its lower Cholesky factor scale_tril.")
+    if given.dim() < 2 or given.shape[-1] != given.shape[-2] or given.shape[-1] == 0:
+        raise ShapeError(f"{name} must be a square matrix after any batch axes, got shape {tuple(given.shape)}.")
+    check_dtypes(**{name: given})
+    visible = values_visible(validate_args, given)
+    if scale_tril is not None:
+        check_positive(validate_args, "The diagonal of scale_tril", scale_tril.diagonal(dim1=-2, dim2=-1))
+        if visible and bool((scale_tril.triu(1) != 0).any()):
+            raise ConfigurationError("scale_tril must be lower triangular, but has entries above its diagonal.")
+        return scale_tril
+    if visible and not bool((given - given.mT).abs().max() <= 1e3 * torch.finfo(given.dtype).eps * given.abs().max()):
+        raise ConfigurationError("scale must be a symmetric matrix without NaN.")
+    L, info = linalg.cholesky(given)
+    if visible and bool((info != 0).any()):
+        raise NotPositiveDefiniteError(
+            f"The scale matrix ({given.shape[-1]} x {given.shape[-1]}, {given.dtype}) is not positive definite. "
+            "Add jitter to its diagonal (vibayes.linalg.add_jitter), or give its factor as scale_tril."
+        )
+    return L

@@ -1,0 +1,247 @@
+"""The generalized singular Wishart distribution: plain, A and AB."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import constraints
+
+from vibayes import linalg
+from vibayes.distributions.bartlett import FactorSample, bartlett_factor, trapezoid, triangularize
+from vibayes.distributions.base import (
+    MatrixDistribution,
+    check_degrees,
+    check_dtypes,
+    check_positive,
+    check_shape,
+    scale_factor,
+    values_visible,
+)
+from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix, log_abs_det
+from vibayes.errors import ConfigurationError
+from vibayes.gamma import NOISE_PER_GAMMA
+
+__all__ = ["GeneralizedSingularWishart"]
+
+
+class GeneralizedSingularWishart(MatrixDistribution):
+    r"""`G = F F^T` with `F = L A T B`, where `T` is a generalized Bartlett factor and `scale = L L^T`.
+
+    `T` is lower triangular, `N x nt` with `nt = min(nu, N)`: `T_jj^2 ~ Gamma(alpha_j, rate beta_j)` and below the
+    diagonal `T_ij ~ N(mu_ij, sigma_ij^2)`. With `C = T B B^T T^T` the density with respect to `G_ij`,
+    `j <= min(i, nt)`, is (thesis, App. A; there is no factor `2 T_jj`, it cancels)
+
+    $$q(G) = \frac{1}{|\det L A|^{nt}} \left(\frac{|G_{:nt, :nt}|}{|C_{:nt, :nt}|}\right)^{(nt - N - 1) / 2}
+    \prod_{j \le nt} \frac{Gamma(T_{jj}^2; \alpha_j, \beta_j)}{T_{jj}^{N - j} |B_{jj}|^{2 (N - j + 1)}}
+    \prod_{i > j} N(T_{ij}; \mu_{ij}, \sigma_{ij}^2).$$
+
+    It depends on `nu` through `nt` alone: the thesis's powers of `nu` are the same thing when `nu > N`. The Wishart of
+    the same scale and `nu` has `alpha_j = (nu - j + 1) / 2`, `beta_j = 1/2`, `mu = 0`, `sigma = 1`, `A = B = I`.
+
+    Args:
+        scale: `L L^T`, `[*batch, N, N]`; or None, with `scale_tril` in its place.
+        nu: degrees of freedom, a positive integer or a real number `> N - 1`.
+        alpha: `[*batch, nt]`, positive.
+        beta: `[*batch, nt]`, positive.
+        mu: `[*batch, N, nt]`; only entries below the diagonal are used.
+        sigma: `[*batch, N, nt]`; likewise, and those must be positive.
+        A: None for the identity, an invertible matrix `[*batch, N, N]`, or a `LowerUpper`, whose determinant is free.
+        B: None for the identity, or `[*batch, nt, nt]`, lower triangular without zeros on the diagonal.
+        scale_tril: lower Cholesky factor of the scale.
+        validate_args: whether to check values; see `MatrixDistribution`.
+
+    >>> alpha, beta, mu, sigma = torch.ones(2), torch.ones(2), torch.zeros(3, 2), torch.ones(3, 2)
+    >>> q = GeneralizedSingularWishart(torch.eye(3), 2, alpha, beta, mu, sigma, A=LowerUpper(torch.eye(3)))
+    >>> F, T, log_det = q.rsample_factor()
+    >>> F.shape, bool(torch.isclose(q.log_prob_bartlett(T, log_det), q.log_prob(F @ F.T), rtol=1e-3))
+    (torch.Size([3, 2]), True)
+    """
+
+    arg_constraints = {  # noqa: RUF012
+        "scale_tril": constraints.lower_cholesky,
+        "alpha": constraints.positive,
+        "beta": constraints.positive,
+        "mu": constraints.real,
+        "sigma": constraints.positive,
+    }
+    support = constraints.positive_semidefinite
+    _item_axes = {"scale_tril": 2, "alpha": 1, "beta": 1, "mu": 2, "sigma": 2, "A": 2, "B": 2}  # noqa: RUF012
+
+    def __init__(
+        self,
+        scale: Float[Tensor, "*batch n n"] | None,
+        nu: float,
+        alpha: Float[Tensor, "*batch nt"],
+        beta: Float[Tensor, "*batch nt"],
+        mu: Float[Tensor, "*batch n nt"],
+        sigma: Float[Tensor, "*batch n nt"],
+        A: Float[Tensor, "*batch n n"] | LowerUpper | None = None,
+        B: Float[Tensor, "*batch nt nt"] | None = None,
+        *,
+        scale_tril: Float[Tensor, "*batch n n"] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        degrees: object = nu
+        if isinstance(degrees, Tensor):
+            raise ConfigurationError("nu of a generalized Wishart must be a number: it only fixes the rank of a draw.")
+        self.scale_tril = scale_factor(scale, scale_tril, validate_args)
+        n = self.scale_tril.shape[-1]
+        self.nu, self.rank = nu, check_degrees(nu, n, validate_args)
+        self.alpha, self.beta, self.mu, self.sigma, self.B = alpha, beta, mu, sigma, B
+        shapes = {"alpha": (self.rank,), "beta": (self.rank,), "mu": (n, self.rank), "sigma": (n, self.rank)}
+        if B is not None:
+            shapes["B"] = (self.rank, self.rank)
+        tensors = {name: getattr(self, name) for name in shapes}
+        for name, shape in shapes.items():
+            check_shape(name, tensors[name], shape)
+        if A is not None:
+            tensors["A"] = A.packed if isinstance(A, LowerUpper) else A
+            check_shape("A", tensors["A"], (n, n))
+        check_dtypes(scale=self.scale_tril, **tensors)
+        for name in ("alpha", "beta"):
+            check_positive(validate_args, name, tensors[name])
+        check_positive(validate_args, "sigma below its diagonal", self._below(sigma, 1.0))
+        if isinstance(A, LowerUpper):
+            check_positive(validate_args, "The size of A's diagonal", A.packed.diagonal(dim1=-2, dim2=-1).abs())
+        if B is not None:
+            check_positive(validate_args, "The size of B's diagonal", B.diagonal(dim1=-2, dim2=-1).abs())
+            if values_visible(validate_args, B) and bool((B.triu(1) != 0).any()):
+                raise ConfigurationError("B must be lower triangular, but has entries above its diagonal.")
+        self.A = SquareMatrix(A) if isinstance(A, Tensor) else A
+        self._finish((n, n))
+
+    @property
+    def scale(self) -> Float[Tensor, "*batch n n"]:
+        """The scale matrix."""
+        return self.scale_tril @ self.scale_tril.mT
+
+    @property
+    def noise_shape(self) -> torch.Size:
+        """`[*batch, N + NOISE_PER_GAMMA, nt]`; see `bartlett_factor`."""
+        return self.batch_shape + torch.Size((self.event_shape[0] + NOISE_PER_GAMMA, self.rank))
+
+    def rsample_factor(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> FactorSample:
+        """A draw of the factor `F = L A T B`, `[N, nt]`, with `T` and `log |G_{:nt, :nt}|`.
+
+        `log_prob_bartlett(T, log_det)` is then its log density here, and `Wishart.log_prob_factor(F, log_det)` that
+        under a Wishart of the same `nu`, without another factorization.
+        """
+        noise = self._noise(self.scale_tril, sample_shape, noise)
+        T = bartlett_factor(self.alpha, noise, self.beta, self.mu, self.sigma)
+        AT = T if self.A is None else self.A @ T
+        ATB = AT if self.B is None else AT @ self.B
+        return FactorSample(self.scale_tril @ ATB, T, self._log_det(T, AT))
+
+    def rsample(
+        self, sample_shape: Sequence[int] = (), noise: Tensor | None = None
+    ) -> Float[Tensor, "*sample_and_batch n n"]:
+        """A draw of `G`, differentiable with respect to every parameter.
+
+        Args:
+            sample_shape: how many draws.
+            noise: standard normals of shape `[*sample_shape, *noise_shape]`; fresh ones where None.
+        """
+        F = self.rsample_factor(sample_shape, noise).factor
+        return F @ F.mT
+
+    def log_prob(
+        self, value: Float[Tensor, "*batch n n"], *, sticking_the_landing: bool = False
+    ) -> Float[Tensor, "*batch"]:
+        """Log density of `G`; NaN where its leading `nt x nt` block is not positive definite.
+
+        Only the elements `G_ij`, `j <= nt`, are looked at. That a singular `G` has rank `nt` is not checked.
+        """
+        self._check_event(value)
+        return self._log_prob_factor(trapezoid(value, self.rank), self.A is None, sticking_the_landing)
+
+    def log_prob_factor(
+        self, F: Float[Tensor, "*batch n w"], *, sticking_the_landing: bool = False
+    ) -> Float[Tensor, "*batch"]:
+        """Log density of `G = F F^T` for any factor, `w >= nt`, whoever drew it; `T` is found by solving for it."""
+        self._check_factor(F, self.rank)
+        return self._log_prob_factor(F, False, sticking_the_landing)
+
+    def _log_prob_factor(self, F: Tensor, triangular: bool, sticking_the_landing: bool) -> Tensor:
+        T = linalg.solve_lower(self.scale_tril, F)
+        T = T if self.A is None else self.A.solve(T)
+        T = T if triangular else triangularize(T, self.rank)  # T B up to the signs of B's diagonal
+        if self.B is not None:
+            signs = self.B.diagonal(dim1=-2, dim2=-1).sign()
+            T = torch.linalg.solve_triangular(self.B, T * signs[..., None, :], upper=False, left=False)
+        return self.log_prob_bartlett(T, sticking_the_landing=sticking_the_landing)
+
+    def log_prob_bartlett(
+        self,
+        T: Float[Tensor, "*batch n nt"],
+        log_det: Float[Tensor, "*batch"] | None = None,
+        *,
+        sticking_the_landing: bool = False,
+    ) -> Float[Tensor, "*batch"]:
+        """Log density of `G` (not of `T`) by the Bartlett factor that *this* distribution drew; the cheapest way.
+
+        Args:
+            T: `FactorSample.bartlett`.
+            log_det: `FactorSample.log_det`, if at hand.
+            sticking_the_landing: detach `alpha`, `beta`, `mu` and `sigma` in the density, so that their gradients come
+                through the sample alone (Roeder et al. 2017). The part left out has expectation zero.
+        """
+        n, nt = self.event_shape[0], self.rank
+        alpha, beta, mu, sigma = self.alpha, self.beta, self._below(self.mu, 0.0), self._below(self.sigma, 1.0)
+        if sticking_the_landing:
+            alpha, beta, mu, sigma = alpha.detach(), beta.detach(), mu.detach(), sigma.detach()
+        if log_det is None:
+            log_det = self._log_det(T, T if self.A is None else self.A @ T)
+        diagonal = T.diagonal(dim1=-2, dim2=-1)
+        logs = diagonal.log()  # log T_jj  [nt]
+        below = n - 1.0 - torch.arange(nt, dtype=T.dtype, device=T.device)  # N - j
+        gammas = alpha * beta.log() - alpha.lgamma() + 2.0 * (alpha - 1.0) * logs - beta * diagonal.square()
+        normals = -0.5 * ((T - mu) / sigma).square() - sigma.log() - 0.5 * math.log(2 * math.pi)
+        log_q = (gammas - below * logs).sum(-1) + normals.tril(-1).sum((-2, -1))
+        log_det_C = 2.0 * logs.sum(-1)
+        if self.B is not None:
+            log_B = self._log_B()
+            log_q = log_q - 2.0 * ((below + 1.0) * log_B).sum(-1)
+            log_det_C = log_det_C + 2.0 * log_B.sum(-1)
+        log_det_LA = 0.5 * linalg.logdet_factor(self.scale_tril)
+        if self.A is not None:
+            log_det_LA = log_det_LA + self.A.log_abs_det
+        return log_q - nt * log_det_LA + 0.5 * (nt - n - 1) * (log_det - log_det_C)
+
+    def _log_det(self, T: Tensor, AT: Tensor) -> Tensor:
+        """`log |G_{:nt, :nt}|`, of the block `L_{:nt, :nt} (A T)_{:nt} B`."""
+        nt = self.rank
+        total = self.scale_tril.diagonal(dim1=-2, dim2=-1)[..., :nt].log().sum(-1)
+        if self.A is None or nt == self.event_shape[0]:
+            total = total + T.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            if self.A is not None:
+                total = total + self.A.log_abs_det
+        else:
+            total = total + log_abs_det(AT[..., :nt, :])
+        if self.B is not None:
+            total = total + self._log_B().sum(-1)
+        return 2.0 * total
+
+    def _log_B(self) -> Tensor:
+        assert self.B is not None
+        return self.B.diagonal(dim1=-2, dim2=-1).abs().log()
+
+    @staticmethod
+    def _below(tensor: Tensor, elsewhere: float) -> Tensor:
+        """The tensor below its diagonal, a harmless value elsewhere."""
+        return torch.where(torch.ones_like(tensor, dtype=torch.bool).tril(-1), tensor, elsewhere)
+
+    @property
+    def mean(self) -> Float[Tensor, "*batch n n"]:
+        """`L A E[T B B^T T^T] A^T L^T`; the entries of `T` are independent."""
+        means = (torch.lgamma(self.alpha + 0.5) - torch.lgamma(self.alpha)).exp() / self.beta.sqrt()  # E[T_jj]
+        eye = torch.eye(self.event_shape[0], self.rank, dtype=means.dtype, device=means.device)
+        M = self._below(self.mu, 0.0) + eye * means[..., None, :]
+        variances = self._below(self.sigma, 0.0).square()
+        variances = variances + eye * (self.alpha / self.beta - means.square())[..., None, :]
+        MB = M if self.B is None else M @ self.B
+        W = torch.ones_like(means) if self.B is None else self.B.square().sum(-1)  # diagonal of B B^T
+        inner = MB @ MB.mT + torch.diag_embed((variances * W[..., None, :]).sum(-1))
+        half = inner if self.A is None else self.A @ (self.A @ inner).mT
+        return (self.scale_tril @ half @ self.scale_tril.mT).expand(self._extended_shape())

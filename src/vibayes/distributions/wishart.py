@@ -1,0 +1,146 @@
+"""The Wishart distribution, singular or not."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import constraints
+
+from vibayes import linalg
+from vibayes.distributions.bartlett import (
+    FactorSample,
+    bartlett_factor,
+    log_multigamma,
+    standard_shapes,
+    trapezoid,
+    triangularize,
+)
+from vibayes.distributions.base import MatrixDistribution, check_degrees, check_dtypes, scale_factor
+from vibayes.gamma import NOISE_PER_GAMMA
+
+__all__ = ["Wishart"]
+
+
+class Wishart(MatrixDistribution):
+    r"""`G = F F^T`, where the `nu` columns of `F` are independent draws of `N(0, scale)`.
+
+    With `nt = min(nu, N)` the density is (thesis, Eq. dwp:wishdens)
+
+    $$p(G) = \frac{\pi^{\nu (nt - N) / 2}}{2^{\nu N / 2} |S|^{\nu / 2} \Gamma_{nt}(\nu / 2)}
+    |G_{:nt, :nt}|^{(\nu - N - 1) / 2} e^{-tr(S^{-1} G) / 2},$$
+
+    with respect to the elements `G_ij`, `j <= min(i, nt)`. For `nu < N` it is singular, the other elements follow from
+    these, and densities compare only between distributions of the same `nu` and the same order of rows.
+
+    Args:
+        scale: `S`, `[*batch, N, N]`; or None, with `scale_tril` in its place.
+        nu: degrees of freedom: any real number `> N - 1` (a tensor of the batch's shape can be learned), or a positive
+            integer `< N` for the singular distribution.
+        scale_tril: lower Cholesky factor of the scale.
+        validate_args: whether to check values; see `MatrixDistribution`.
+
+    >>> wishart = Wishart(torch.eye(3), 2)
+    >>> G = wishart.rsample()
+    >>> G.shape, int(torch.linalg.matrix_rank(G, rtol=1e-3)), wishart.log_prob(G).shape
+    (torch.Size([3, 3]), 2, torch.Size([]))
+    """
+
+    arg_constraints = {  # noqa: RUF012
+        "scale_tril": constraints.lower_cholesky,
+        "nu": constraints.positive,
+    }
+    support = constraints.positive_semidefinite
+    _item_axes = {"scale_tril": 2, "nu": 0}  # noqa: RUF012
+
+    def __init__(
+        self,
+        scale: Float[Tensor, "*batch n n"] | None,
+        nu: float | Tensor,
+        *,
+        scale_tril: Float[Tensor, "*batch n n"] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.scale_tril = scale_factor(scale, scale_tril, validate_args)
+        n = self.scale_tril.shape[-1]
+        self.rank = check_degrees(nu, n, validate_args)
+        if isinstance(nu, Tensor):
+            check_dtypes(scale=self.scale_tril, nu=nu)
+        self.nu = nu
+        self._finish((n, n))
+
+    @property
+    def scale(self) -> Float[Tensor, "*batch n n"]:
+        """The scale matrix."""
+        return self.scale_tril @ self.scale_tril.mT
+
+    @property
+    def noise_shape(self) -> torch.Size:
+        """`[*batch, N + NOISE_PER_GAMMA, nt]`; see `bartlett_factor`."""
+        return self.batch_shape + torch.Size((self.event_shape[0] + NOISE_PER_GAMMA, self.rank))
+
+    def rsample_factor(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> FactorSample:
+        """A draw of the factor `F = L T`, lower triangular `[N, nt]`, with `T` and `log |G_{:nt, :nt}|`."""
+        noise = self._noise(self.scale_tril, sample_shape, noise)
+        T = bartlett_factor(standard_shapes(self.nu, self.rank, self.scale_tril), noise)
+        F = self.scale_tril @ T
+        return FactorSample(F, T, 2.0 * F.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+
+    def rsample(
+        self, sample_shape: Sequence[int] = (), noise: Tensor | None = None
+    ) -> Float[Tensor, "*sample_and_batch n n"]:
+        """A draw of `G`, differentiable with respect to `scale` and `nu`.
+
+        Args:
+            sample_shape: how many draws.
+            noise: standard normals of shape `[*sample_shape, *noise_shape]`; fresh ones where None.
+        """
+        F = self.rsample_factor(sample_shape, noise).factor
+        return F @ F.mT
+
+    def log_prob(self, value: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+        """Log density of `G`; NaN where its leading `nt x nt` block is not positive definite.
+
+        Only the elements `G_ij`, `j <= nt`, are looked at. That a singular `G` has rank `nt` is not checked.
+        """
+        self._check_event(value)
+        F = trapezoid(value, self.rank)
+        return self.log_prob_factor(F, 2.0 * F.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+
+    def log_prob_factor(
+        self, F: Float[Tensor, "*batch n w"], log_det: Float[Tensor, "*batch"] | None = None
+    ) -> Float[Tensor, "*batch"]:
+        """Log density of `G = F F^T`, without forming `G`.
+
+        Args:
+            F: any factor, `w >= nt`: the factor another distribution drew (rotated and zero-padded as it may be).
+            log_det: `log |G_{:nt, :nt}|`, where it is known (`FactorSample.log_det`).
+        """
+        self._check_factor(F, self.rank)
+        n, nu, L = self.event_shape[0], self.nu, self.scale_tril
+        if log_det is None:
+            log_det = 2.0 * triangularize(F, self.rank).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return (
+            0.5 * (nu - n - 1) * log_det
+            - 0.5 * linalg.solve_lower(L, F).square().sum((-2, -1))  # tr(S^-1 G)
+            - 0.5 * nu * linalg.logdet_factor(L)
+            - log_multigamma(nu, self.rank)
+            - 0.5 * nu * (n * math.log(2.0) + (n - self.rank) * math.log(math.pi))
+        )
+
+    @property
+    def mean(self) -> Float[Tensor, "*batch n n"]:
+        """`nu S`."""
+        return self._nu * self.scale.expand(self._extended_shape())
+
+    @property
+    def variance(self) -> Float[Tensor, "*batch n n"]:
+        """`nu (S_ij^2 + S_ii S_jj)`."""
+        S = self.scale.expand(self._extended_shape())
+        diagonal = S.diagonal(dim1=-2, dim2=-1)
+        return self._nu * (S.square() + diagonal[..., :, None] * diagonal[..., None, :])
+
+    @property
+    def _nu(self) -> float | Tensor:
+        return self.nu[..., None, None] if isinstance(self.nu, Tensor) else self.nu

@@ -1,0 +1,138 @@
+"""Global inducing points: inducing rows that travel through the whole network, so that layers are correlated."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vibayes import linalg
+from vibayes.draw import Draw
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.parameters import Positive
+from vibayes.posteriors.base import Posterior, Site
+
+if TYPE_CHECKING:
+    from vibayes.layers.base import Layer
+
+__all__ = ["GlobalInducing"]
+
+# How much faster than other parameters the log precision moves (thesis, appendix "Parameter scaling for Adam").
+_SCALE = 3.0
+
+
+class GlobalInducing(Posterior):
+    r"""The posterior of a layer given pseudo-observations of its values at the inducing rows that come in.
+
+    With the layer's prior at the inducing rows `u ~ N(0, K)` and pseudo-outputs `y` (thesis: `V`) of precision
+    `Lambda`, `q(u | rows) ∝ N(u; 0, K) N(y; u, Lambda^-1)`, independently per output (thesis, Sec. "Methods" of the
+    chapter on global inducing points). `K` depends on the draw of the layers below, so layers are correlated.
+
+    A draw comes from Matheron's rule, a prior draw corrected by what it misses of the pseudo-outputs, and by Bayes'
+    rule `log p(u) - log q(u) = log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1)`: one factorization, that of
+    `K + Lambda^-1`.
+
+    Args:
+        precision: `"diagonal"` (one diagonal shared by all outputs), `"per_output"` (a diagonal for each) or `"full"`
+            (a full matrix shared by all outputs).
+        pseudo_outputs: starting values `[M, P]`; standard normal by default, in the last layer the targets of the data
+            rows nearest to the inducing inputs.
+        log_precision: starting value of the log precision; by default -4, in the last layer 0 (thesis).
+
+    >>> import vibayes as vb
+    >>> layer = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=GlobalInducing())
+    >>> model = vb.Model(layer, vb.Gaussian(0.1), inducing=torch.linspace(-1, 1, 10)[:, None])
+    >>> layer.posterior.pseudo_outputs.shape
+    torch.Size([10, 1])
+    """
+
+    pseudo_outputs: nn.Parameter
+    precision: Positive
+    raw_factor: nn.Parameter
+
+    def __init__(
+        self,
+        precision: str = "diagonal",
+        *,
+        pseudo_outputs: Tensor | None = None,
+        log_precision: float | Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        if precision not in ("diagonal", "per_output", "full"):
+            raise ConfigurationError(f'precision must be "diagonal", "per_output" or "full", got {precision!r}.')
+        self.form = precision
+        self.given_outputs = pseudo_outputs
+        self.given_log_precision = log_precision
+
+    def finish(self, layer: "Layer", n_inducing: int) -> None:
+        """Create pseudo-outputs and precisions."""
+        M, P = n_inducing, layer.out_features
+        if M == 0:
+            raise ConfigurationError(
+                f"Layer {layer.name!r} has a GlobalInducing posterior, which needs inducing inputs: "
+                "Model(network, likelihood, inducing=x[:100])."
+            )
+        if self.given_outputs is not None and tuple(self.given_outputs.shape) != (M, P):
+            raise ShapeError(
+                f"pseudo_outputs of layer {layer.name!r} must be [{M}, {P}] (inducing rows, outputs); "
+                f"got {list(self.given_outputs.shape)}."
+            )
+        dtype = torch.get_default_dtype()
+        start = torch.randn(M, P) if self.given_outputs is None else self.given_outputs.detach().to(dtype, copy=True)
+        self.pseudo_outputs = nn.Parameter(start)
+        default = 0.0 if layer.is_output else -4.0
+        given = default if self.given_log_precision is None else self.given_log_precision
+        log_precision = torch.as_tensor(given, dtype=dtype)
+        if self.form == "full":
+            half = 0.5 * log_precision.expand(M) if log_precision.ndim < 2 else None
+            if half is None:
+                raise ShapeError('log_precision of a "full" precision is one number or one per inducing row.')
+            self.raw_factor = nn.Parameter(torch.diag_embed(half))
+        else:
+            shape = (M,) if self.form == "diagonal" else (P, M)
+            self.precision = Positive(log_precision.exp().expand(shape).clone(), scale=_SCALE)
+
+    def initialize_targets(self, targets: Float[Tensor, "m p"]) -> None:
+        """Start the last layer's pseudo-outputs at targets, unless they were given."""
+        if self.given_outputs is None and targets.shape == self.pseudo_outputs.shape:
+            with torch.no_grad():
+                self.pseudo_outputs.copy_(targets)
+
+    def sample(self, site: Site, draw: Draw) -> Float[Tensor, "k p"]:
+        """Draw `v` by Matheron's rule and report `log p - log q`."""
+        y, design = self.pseudo_outputs, site.design  # [M, P], [M, K]
+        M, P = y.shape
+        noise = draw.randn(f"{site.name}.inducing", design.shape[-1] + M, P, like=y)
+        v0, e0 = noise[: design.shape[-1]], noise[design.shape[-1] :]
+        gram = design @ design.mT if site.gram is None else site.gram  # K  [M, M]
+        if self.form == "full":
+            T = linalg.lower_factor(self.raw_factor)  # Lambda = T T^T
+            e = linalg.solve_lower_transposed(T, e0)  # N(0, Lambda^-1)
+            T_inverse = linalg.solve_lower(T, torch.eye(M, dtype=y.dtype, device=y.device))
+            total = (gram + T_inverse.mT @ T_inverse)[None]  # [1, M, M]
+        else:
+            spread = self.precision.value.reciprocal().reshape(-1, M)  # [1 or P, M]
+            e = e0 * spread.sqrt().mT
+            total = gram + torch.diag_embed(spread)  # [1 or P, M, M]
+        C = draw.cholesky(f"{site.name}.pseudo", total, jitter=False)
+        missed = (y - design @ v0 - e).mT[..., None]  # [P, M, 1]
+        solved = torch.cholesky_solve(missed.mT.mT, C.expand(P, -1, -1))[..., 0].mT  # [M, P]
+        v = v0 + design.mT @ solved
+        residual = y - design @ v  # [M, P]
+        # log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1); the constants cancel
+        whitened = linalg.solve_lower(C.expand(P, -1, -1), y.mT[..., None])
+        log_det = linalg.logdet_factor(C).expand(P).sum()
+        if self.form == "full":
+            fit = (T.mT @ residual).square().sum()
+            log_det_precision = P * linalg.logdet_factor(T)
+        else:
+            fit = (residual.square() / spread.mT).sum()
+            log_det_precision = -spread.log().expand(P, M).sum()
+        log_ratio = -0.5 * (whitened.square().sum() + log_det) + 0.5 * (fit - log_det_precision)
+        draw.add(site.name, log_ratio)
+        return v
+
+    def extra_repr(self) -> str:
+        """The form, for `print(model)`."""
+        start = "" if self.given_log_precision is None else f", log_precision={self.given_log_precision}"
+        return f"precision={self.form!r}{start}"

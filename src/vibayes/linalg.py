@@ -174,6 +174,8 @@ _BLOCK = 128
 
 def solve_lower_many(L: Float[Tensor, "n n"], B: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     """`L^-1 B` for many columns, made of matrix products."""
+    if L.shape[-1] == 0:
+        return B
     found: list[Tensor] = []
     for start in range(0, L.shape[-1], _BLOCK):
         rows = slice(start, start + _BLOCK)
@@ -186,6 +188,8 @@ def solve_lower_many(L: Float[Tensor, "n n"], B: Float[Tensor, "n k"]) -> Float[
 
 def solve_lower_transposed_many(L: Float[Tensor, "n n"], B: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     """`L^-T B` for many columns, made of matrix products."""
+    if L.shape[-1] == 0:
+        return B
     found: list[Tensor] = []
     for start in reversed(range(0, L.shape[-1], _BLOCK)):
         rows, below = slice(start, start + _BLOCK), slice(start + _BLOCK, None)

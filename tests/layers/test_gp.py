@@ -4,24 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import vibayes as vb
-from vibayes.draw import Draw
-from vibayes.posteriors.base import Posterior, Site
+from vibayes.posteriors.base import Site
 
 X = torch.linspace(-2, 2, 7, dtype=torch.float64)[:, None] * torch.tensor([[1.0, -0.5]], dtype=torch.float64)
-
-
-class FromPrior(Posterior):
-    """The prior over inducing values at rows that come in with the data: the smallest global posterior."""
-
-    def finish(self, layer: object) -> None:
-        return
-
-    def sample(self, site: Site, draw: Draw) -> Tensor:
-        draw.add(site.name, draw.zero + site.design.new_zeros(()))
-        return draw.randn(f"{site.name}.inducing", site.design.shape[1], site.n_out, like=site.design)
 
 
 def randomized(gp: vb.GP) -> vb.GP:
@@ -131,7 +119,7 @@ def test_rows_passed_on_unchanged_stay_integrated() -> None:
 def test_global_inducing_rows_flow_with_the_data() -> None:
     """With the prior as its posterior, a two-layer network has the prior's moments and no divergence."""
     z = torch.randn(4, 2)
-    layers = [vb.GP(2, kernel=vb.SquaredExponential(2), posterior=FromPrior()) for _ in range(2)]
+    layers = [vb.GP(2, kernel=vb.SquaredExponential(2), posterior=vb.FromPrior()) for _ in range(2)]
     model = vb.Model(nn.Sequential(*layers), vb.Gaussian(0.1), inducing=z, standardize="inputs")
     y = torch.randn(7, 2)
     for _ in range(2):  # starting over takes the given inputs again
@@ -148,7 +136,7 @@ def test_global_inducing_rows_flow_with_the_data() -> None:
 
 
 def test_local_and_global_layers_mix() -> None:
-    first = vb.GP(2, kernel=vb.SquaredExponential(2), posterior=FromPrior())
+    first = vb.GP(2, kernel=vb.SquaredExponential(2), posterior=vb.FromPrior())
     second = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3))
     model = vb.Model(nn.Sequential(first, second), vb.Gaussian(0.1), inducing=X[:3])
     model.initialize(X, X[:, 0])

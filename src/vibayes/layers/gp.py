@@ -100,7 +100,7 @@ class GP(Layer):
             mean, change = linalg.conditional_moments(Kii, L, Kit, q.mean, q.factor)  # [N, P]
             variance = self.variance(x)[:, None] + change
         else:
-            A = linalg.solve_lower(L, Kit)  # [M, N]
+            A = linalg.solve_lower_many(L, Kit)  # [M, N]
             mean = A.mT @ v
             if draw.joint:
                 covariance = (self.covariance(x) - A.mT @ A)[None]  # [1, N, N]

@@ -107,29 +107,34 @@ class GlobalInducing(Posterior):
         gram = design @ design.mT if site.gram is None else site.gram  # K  [M, M]
         if self.form == "full":
             T = linalg.lower_factor(self.raw_factor)  # Lambda = T T^T
-            e = linalg.solve_lower_transposed(T, e0)  # N(0, Lambda^-1)
             T_inverse = linalg.solve_lower(T, torch.eye(M, dtype=y.dtype, device=y.device))
-            total = (gram + T_inverse.mT @ T_inverse)[None]  # [1, M, M]
-        else:
-            spread = self.precision.value.reciprocal().reshape(-1, M)  # [1 or P, M]
-            e = e0 * spread.sqrt().mT
-            total = gram + torch.diag_embed(spread)  # [1 or P, M, M]
-        C = draw.cholesky(f"{site.name}.pseudo", total, jitter=False)
-        missed = (y - design @ v0 - e).mT[..., None]  # [P, M, 1]
-        solved = torch.cholesky_solve(missed.mT.mT, C.expand(P, -1, -1))[..., 0].mT  # [M, P]
-        v = v0 + design.mT @ solved
-        residual = y - design @ v  # [M, P]
-        # log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1); the constants cancel
-        whitened = linalg.solve_lower(C.expand(P, -1, -1), y.mT[..., None])
-        log_det = linalg.logdet_factor(C).expand(P).sum()
-        if self.form == "full":
-            fit = (T.mT @ residual).square().sum()
+            e = T_inverse.mT @ e0  # N(0, Lambda^-1)
+            total = gram + T_inverse.mT @ T_inverse  # K + Lambda^-1  [M, M]
             log_det_precision = P * linalg.logdet_factor(T)
         else:
-            fit = (residual.square() / spread.mT).sum()
-            log_det_precision = -spread.log().expand(P, M).sum()
-        log_ratio = -0.5 * (whitened.square().sum() + log_det) + 0.5 * (fit - log_det_precision)
-        draw.add(site.name, log_ratio)
+            spread = self.precision.value.reciprocal()  # [M] or [P, M]
+            e = e0 * spread.sqrt().mT if self.form == "per_output" else e0 * spread.sqrt()[:, None]
+            total = gram + torch.diag_embed(spread)  # [M, M] or [P, M, M]
+            log_det_precision = -spread.log().sum() * (1 if self.form == "per_output" else P)
+        C = draw.cholesky(f"{site.name}.pseudo", total, jitter=False)
+        missed = y - design @ v0 - e  # [M, P]
+        if self.form == "per_output":
+            solved = torch.cholesky_solve(missed.mT[..., None], C)[..., 0].mT
+            whitened = linalg.solve_lower(C, y.mT[..., None])
+            log_det = linalg.logdet_factor(C).sum()
+        else:
+            inverse = linalg.solve_lower(C, torch.eye(M, dtype=y.dtype, device=y.device))
+            both = inverse @ torch.cat([missed, y], -1)  # [M, 2 P]
+            solved, whitened = inverse.mT @ both[..., :P], both[..., P:]
+            log_det = P * linalg.logdet_factor(C)
+        v = v0 + design.mT @ solved
+        residual = y - design @ v  # [M, P]
+        if self.form == "full":
+            fit = (T.mT @ residual).square().sum()
+        else:
+            fit = (residual.square() / (spread.mT if self.form == "per_output" else spread[:, None])).sum()
+        # log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1); the constants cancel
+        draw.add(site.name, 0.5 * (fit - log_det_precision - whitened.square().sum() - log_det))
         return v
 
     def extra_repr(self) -> str:

@@ -47,7 +47,7 @@ def build(nu: int, p: dict[str, Tensor], form: str = "AB") -> GeneralizedSingula
         p["mu"],
         p["sigma"],
         A=A,
-        B=p["B"] if form in ("AB", "dense") else None,
+        B=p["B"].tril() if form in ("AB", "dense") else None,
         scale_tril=p["scale_tril"].tril(),
     )
 

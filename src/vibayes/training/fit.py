@@ -15,7 +15,7 @@ from vibayes.training.history import History
 from vibayes.training.lbfgs import LbfgsRun
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
-from vibayes.training.run import Options, check_options, find_device, fingerprint, pays_to_compile
+from vibayes.training.run import Options, check_options, find_device, fingerprint
 from vibayes.training.schedules import Schedule, as_schedule
 
 __all__ = ["fit"]
@@ -42,7 +42,7 @@ def fit(
     max_steps: int = 20_000,
     tolerance: float = 1e-3,
     graph: bool | None = None,
-    compile: bool | None = None,
+    compile: bool = False,
     noise: Noise | None = None,
 ) -> History:
     """Train a model by maximising its bound (or evidence) and return the history.
@@ -77,7 +77,7 @@ def fit(
         max_steps: the cap when `steps` is None.
         tolerance: see `steps`.
         graph: on a GPU, capture the step in a CUDA graph; where possible when None.
-        compile: compile the bound with `torch.compile`; when None, on a GPU in runs long enough to repay half a minute.
+        compile: compile the bound with `torch.compile`, which takes about half a minute first; see docs/decisions.
         noise: prepared noise of the draws at a step, `[S, ...]` by name; for comparisons.
 
     >>> import torch, vibayes as vb
@@ -106,7 +106,7 @@ def fit(
         tolerance=tolerance,
         restarts=restarts,
         graph=graph,
-        compile=pays_to_compile(place, steps) if compile is None else compile,
+        compile=compile,
         world_size=world,
     )
     check_options(options, n_samples, [lr])

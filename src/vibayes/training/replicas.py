@@ -24,7 +24,6 @@ from vibayes.training.run import (
     find_device,
     fingerprint,
     generators,
-    pays_to_compile,
     set_generators,
 )
 from vibayes.training.schedules import Schedule, as_schedule
@@ -56,7 +55,7 @@ def fit_many(
     tolerance: float = 1e-3,
     chunk: int | None = None,
     graph: bool | None = None,
-    compile: bool | None = None,
+    compile: bool = False,
     noise: Noise | None = None,
 ) -> list[History]:
     """Train models of one architecture (splits, seeds, starts, learning rates) together, by Adam.
@@ -86,7 +85,7 @@ def fit_many(
         chunk: how many models train at once; when None, on a GPU as many as fit into memory, on a CPU what a short
             measurement finds fastest. A run with a checkpoint keeps its choice when it resumes.
         graph: capture the step in a CUDA graph; where possible when None.
-        compile: compile the bound with `torch.compile`; when None, on a GPU in runs long enough to repay half a minute.
+        compile: compile the bound with `torch.compile`, which takes about half a minute first; see docs/decisions.
         noise: prepared noise of the draws at a step, `[R, S, ...]` by name; for comparisons.
 
     >>> import torch, vibayes as vb
@@ -115,7 +114,7 @@ def fit_many(
         log_every=log_every,
         tolerance=tolerance,
         graph=graph,
-        compile=pays_to_compile(place, steps) if compile is None else compile,
+        compile=compile,
     )
     check_options(options, n_samples, rates)
     sources = [_source(data, batch_size, s) for data, s in zip(datasets, seeds, strict=True)]

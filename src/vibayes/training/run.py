@@ -25,7 +25,6 @@ __all__ = [
     "generators",
     "give_up",
     "logger",
-    "pays_to_compile",
     "set_generators",
 ]
 
@@ -132,11 +131,6 @@ def find_device(device: str | torch.device) -> torch.device:
             f"device={str(device)!r} was asked for, but no CUDA GPU is available. Use device='cpu'."
         )
     return place
-
-
-def pays_to_compile(device: torch.device, steps: int | None) -> bool:
-    """Whether a run gains from `torch.compile`: a captured step takes half the time, compiling about half a minute."""
-    return device.type == "cuda" and steps is not None and steps >= 10_000
 
 
 def check_options(options: Options, n_samples: int | None, rates: list[float]) -> None:

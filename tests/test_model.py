@@ -657,3 +657,20 @@ def test_a_model_that_could_not_be_built_keeps_no_layers() -> None:
         vb.Model(network.float(), vb.Gaussian(0.1).double())
     assert network.name is None
     vb.Model(network.double(), vb.Gaussian(0.1))
+
+
+def test_describe_names_layers_values_and_sizes() -> None:
+    hidden = vb.GP(2, kernel=vb.SquaredExponential(2, ard=True), mean=vb.IdentityMean(), noise=0.01)
+    last = vb.GP(1, kernel=vb.Matern52(2, lengthscale=0.3), mean=vb.ConstantMean(1.5))
+    last.kernel.variance.fix(2.0)
+    model = vb.Model(nn.Sequential(hidden, last), vb.Gaussian(0.25), inducing=torch.randn(7, 2), standardize="both")
+    text = model.describe()
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert f"2 Bayesian layers, {trained:,} parameters to train, float64" in text
+    assert "7 inducing inputs of shape [2]" in text
+    assert "0: GP 2 -> 2, posterior GlobalInducing" in text
+    assert "kernel: Matern52, lengthscale 0.3; variance 2 (fixed)" in text
+    assert "mean: ConstantMean, value 1.5" in text
+    assert "white: White, variance 0.01" in text
+    assert "likelihood: Gaussian, noise 0.25" in text
+    assert text.endswith("standardises inputs and targets")

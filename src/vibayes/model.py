@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vibayes.bound import Bound
 from vibayes.data import as_rows, check_count
+from vibayes.describe import describe_model
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
 from vibayes.layers.base import Layer
@@ -299,6 +300,19 @@ class Model(TrainableModel):
                     f"{float(self.jitter):.1g}) is not positive definite to rounding. Use fewer inducing points, a "
                     "larger model.jitter, or float64: model.double()."
                 )
+
+    def describe(self) -> str:
+        """The layers with their kernels and hyperparameters, the likelihood, and sizes, as text.
+
+        >>> import vibayes as vb
+        >>> gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(5))
+        >>> print(vb.Model(gp, vb.Gaussian(0.1)).describe())
+        Model with 1 Bayesian layer, 43 parameters to train, float32
+        network: GP 2 -> 1, posterior LocalInducing, 42 parameters to train
+          kernel: SquaredExponential, lengthscale 1; variance 1
+        likelihood: Gaussian, noise 0.1
+        """
+        return describe_model(self)
 
     @torch.no_grad()
     def sample_functions(self, x: Any, n: int = 1) -> Tensor:

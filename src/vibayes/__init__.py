@@ -44,7 +44,7 @@ from vibayes.likelihoods import (
 from vibayes.means import ConstantMean, IdentityMean, LinearMean, ZeroMean
 from vibayes.model import Model
 from vibayes.parameters import Positive, Real
-from vibayes.posteriors import FromPrior, GlobalInducing, LocalInducing
+from vibayes.posteriors import FromPrior, GeneralizedWishart, GlobalInducing, LocalInducing
 from vibayes.prediction import Prediction
 from vibayes.training import History, fit, fit_many, schedules
 
@@ -65,6 +65,7 @@ __all__ = [
     "ExactGP",
     "FromPrior",
     "Gaussian",
+    "GeneralizedWishart",
     "GlobalInducing",
     "HeteroscedasticGaussian",
     "History",

@@ -1,5 +1,6 @@
 """A model: a network with Bayesian layers, a likelihood, and inducing inputs."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
 from vibayes.layers.base import Layer
 from vibayes.likelihoods import Likelihood
+from vibayes.means import ZeroMean
 from vibayes.prediction import Prediction
 from vibayes.trainable import Batch, TrainableModel
 
@@ -85,6 +87,7 @@ class Model(TrainableModel):
                 f"inducing must have rows of width {first.in_features}, as the network's first layer takes them; got "
                 f"rows of shape {list(self.inducing.shape[1:])}."
             )
+        _check_rotations(network)
         bound: list[Layer] = []
         try:
             for name, layer in layers:
@@ -334,6 +337,25 @@ class Model(TrainableModel):
         if self.likelihood.kind == "regression":  # the functions of targets; those of their noise come after
             drawn = self.units.outputs(drawn[..., : self.likelihood.n_targets(drawn.shape[-1])])
         return drawn[..., 0] if self._squeezes(drawn.shape[-1]) else drawn
+
+
+def _check_rotations(network: nn.Module) -> None:
+    """Behind a layer whose values are known up to a rotation there must be one that does not notice rotations."""
+    inside = [m for m in network.modules() if isinstance(m, Layer) and m.posterior.rotates]
+    chains = [list(m) for m in network.modules() if type(m) is nn.Sequential]
+    followers = {id(a): b for chain in chains for a, b in itertools.pairwise(chain)}
+    for layer in inside:
+        after = followers.get(id(layer))
+        kernel = getattr(after, "kernel", None)
+        where = f"A layer with a {type(layer.posterior).__name__} posterior"
+        if layer is network or after is None:
+            raise ConfigurationError(f"{where} must stand in an nn.Sequential, directly before a GP layer.")
+        if kernel is None or not kernel.rotation_invariant or not isinstance(after.mean, ZeroMean):
+            what = type(after).__name__ if kernel is None else f"{type(after).__name__} with {type(kernel).__name__}"
+            raise ConfigurationError(
+                f"{where} gives features that are known only up to a rotation, but what follows ({what}) would notice "
+                "one. Put a GP with an isotropic, linear or arc-cosine kernel (no ard, zero mean) directly behind it."
+            )
 
 
 def _latent(y: Tensor, kind: str, width: int) -> Tensor:

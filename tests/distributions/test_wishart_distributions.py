@@ -256,6 +256,8 @@ def test_bad_arguments() -> None:
         GeneralizedSingularWishart(S, torch.tensor(4.0), **p)
     with pytest.raises(ShapeError, match="at least 2 columns"):
         Wishart(S, 2).log_prob_factor(torch.ones(3, 1))
+    with pytest.raises(ConfigurationError, match="diagonal of column_factor must be positive"):
+        MatrixNormal(torch.zeros(3, 2), S, -torch.eye(2))
     with pytest.raises(ShapeError, match="a mean of shape"):
         MatrixNormal(torch.zeros(2, 3), S, torch.eye(2))
 

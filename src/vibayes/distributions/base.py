@@ -13,15 +13,24 @@ from vibayes import linalg
 from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
 
-__all__ = ["MatrixDistribution", "check_degrees", "check_dtypes", "check_positive", "check_shape", "scale_factor"]
+__all__ = [
+    "MatrixDistribution",
+    "check_degrees",
+    "check_dtypes",
+    "check_lower",
+    "check_positive",
+    "check_shape",
+    "scale_factor",
+    "values_visible",
+]
 
 
 class MatrixDistribution(Distribution):
     """A distribution over matrices that samples from prepared standard normals.
 
     Parameters keep the shapes they came with and broadcast when used; `batch_shape` is what they broadcast to.
-    Shapes are always checked. Values are checked where `validate_args` asks for it (torch's default) and they can be
-    looked at: never inside `torch.func` transforms, `torch.compile` or the capture of a CUDA graph.
+    Shapes are always checked. Values are checked unless `validate_args=False` (the check waits for the device), and
+    where they can be looked at: never inside `torch.func` transforms, `torch.compile` or the capture of a CUDA graph.
     """
 
     has_rsample = True
@@ -88,8 +97,8 @@ class MatrixDistribution(Distribution):
 
 def values_visible(validate_args: bool | None, *tensors: Tensor) -> bool:
     """Whether checks of values are wanted and possible."""
-    wanted = Distribution._validate_args if validate_args is None else validate_args
-    if not wanted or torch.compiler.is_compiling():
+    # torch's own default does not decide: the first use of torch.compile anywhere switches it off for the process.
+    if validate_args is False or torch.compiler.is_compiling():
         return False
     if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors):
         return False
@@ -141,26 +150,35 @@ def check_degrees(nu: Any, n: int, validate_args: bool | None) -> int:
     return int(degrees)
 
 
+def check_lower(validate_args: bool | None, name: str, tensor: Tensor) -> None:
+    """A square, floating, lower triangular matrix with positive diagonal."""
+    _check_square(name, tensor)
+    check_positive(validate_args, f"The diagonal of {name}", tensor.diagonal(dim1=-2, dim2=-1))
+    if values_visible(validate_args, tensor) and bool((tensor.triu(1) != 0).any()):
+        raise ConfigurationError(f"{name} must be lower triangular, but has entries above its diagonal.")
+
+
+def _check_square(name: str, tensor: Tensor) -> None:
+    if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] == 0:
+        raise ShapeError(f"{name} must be a square matrix after any batch axes, got shape {tuple(tensor.shape)}.")
+    check_dtypes(**{name: tensor})
+
+
 def scale_factor(scale: Tensor | None, scale_tril: Tensor | None, validate_args: bool | None) -> Tensor:
     """The lower factor `L` of the scale matrix `L L^T`, given as either of the two."""
-    given, name = (scale, "scale") if scale_tril is None else (scale_tril, "scale_tril")
-    if given is None or (scale is not None and scale_tril is not None):
-        raise ConfigurationError("Give either scale or, with scale=None, its lower Cholesky factor scale_tril.")
-    if given.dim() < 2 or given.shape[-1] != given.shape[-2] or given.shape[-1] == 0:
-        raise ShapeError(f"{name} must be a square matrix after any batch axes, got shape {tuple(given.shape)}.")
-    check_dtypes(**{name: given})
-    visible = values_visible(validate_args, given)
-    if scale_tril is not None:
-        check_positive(validate_args, "The diagonal of scale_tril", scale_tril.diagonal(dim1=-2, dim2=-1))
-        if visible and bool((scale_tril.triu(1) != 0).any()):
-            raise ConfigurationError("scale_tril must be lower triangular, but has entries above its diagonal.")
+    if scale_tril is not None and scale is None:
+        check_lower(validate_args, "scale_tril", scale_tril)
         return scale_tril
-    if visible and not bool((given - given.mT).abs().max() <= 1e3 * torch.finfo(given.dtype).eps * given.abs().max()):
+    if scale is None or scale_tril is not None:
+        raise ConfigurationError("Give either scale or, with scale=None, its lower Cholesky factor scale_tril.")
+    _check_square("scale", scale)
+    visible = values_visible(validate_args, scale)
+    if visible and not bool((scale - scale.mT).abs().max() <= 1e3 * torch.finfo(scale.dtype).eps * scale.abs().max()):
         raise ConfigurationError("scale must be a symmetric matrix without NaN.")
-    L, info = linalg.cholesky(given)
+    L, info = linalg.cholesky(scale)
     if visible and bool((info != 0).any()):
         raise NotPositiveDefiniteError(
-            f"The scale matrix ({given.shape[-1]} x {given.shape[-1]}, {given.dtype}) is not positive definite. "
+            f"The scale matrix ({scale.shape[-1]} x {scale.shape[-1]}, {scale.dtype}) is not positive definite. "
             "Add jitter to its diagonal (vibayes.linalg.add_jitter), or give its factor as scale_tril."
         )
     return L

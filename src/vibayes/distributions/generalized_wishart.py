@@ -130,7 +130,7 @@ class GeneralizedSingularWishart(MatrixDistribution):
         """
         noise = self._noise(self.scale_tril, sample_shape, noise)
         T = bartlett_factor(self.alpha, noise, self.beta, self.mu, self.sigma)
-        AT = T if self.A is None else self.A @ T
+        AT = T if self.A is None else self.A.matmul(T)
         ATB = AT if self.B is None else AT @ self.B
         return FactorSample(self.scale_tril @ ATB, T, self._log_det(T, AT))
 
@@ -192,7 +192,7 @@ class GeneralizedSingularWishart(MatrixDistribution):
         if sticking_the_landing:
             alpha, beta, mu, sigma = alpha.detach(), beta.detach(), mu.detach(), sigma.detach()
         if log_det is None:
-            log_det = self._log_det(T, T if self.A is None else self.A @ T)
+            log_det = self._log_det(T, T if self.A is None else self.A.matmul(T))
         diagonal = T.diagonal(dim1=-2, dim2=-1)
         logs = diagonal.log()  # log T_jj  [nt]
         below = n - 1.0 - torch.arange(nt, dtype=T.dtype, device=T.device)  # N - j
@@ -243,5 +243,5 @@ class GeneralizedSingularWishart(MatrixDistribution):
         MB = M if self.B is None else M @ self.B
         W = torch.ones_like(means) if self.B is None else self.B.square().sum(-1)  # diagonal of B B^T
         inner = MB @ MB.mT + torch.diag_embed((variances * W[..., None, :]).sum(-1))
-        half = inner if self.A is None else self.A @ (self.A @ inner).mT
+        half = inner if self.A is None else self.A.matmul(self.A.matmul(inner).mT)
         return (self.scale_tril @ half @ self.scale_tril.mT).expand(self._extended_shape())

@@ -43,14 +43,14 @@ class LowerUpper:
     @property
     def matrix(self) -> Float[Tensor, "*batch n n"]:
         """`A` itself."""
-        return self @ torch.eye(self.shape[-1], dtype=self.packed.dtype, device=self.packed.device)
+        return self.matmul(torch.eye(self.shape[-1], dtype=self.packed.dtype, device=self.packed.device))
 
     @property
     def log_abs_det(self) -> Float[Tensor, "*batch"]:
         """`log |det A|`."""
         return self.packed.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
 
-    def __matmul__(self, X: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
+    def matmul(self, X: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
         """`A X`."""
         upper = self.packed.triu() @ X
         return upper + self.packed.tril(-1) @ upper
@@ -86,7 +86,7 @@ class SquareMatrix:
         """`log |det A|`."""
         return log_abs_det(self.matrix)
 
-    def __matmul__(self, X: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
+    def matmul(self, X: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
         """`A X`."""
         return self.matrix @ X
 
@@ -105,6 +105,8 @@ def log_abs_det(X: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
     >>> log_abs_det(torch.diag(torch.tensor([1.0, -1.0, 1.0]))).item()
     0.0
     """
+    if torch.compiler.is_compiling():  # which fails on a Function inside vmap whose input has no axis of that vmap
+        return _LogAbsDet.forward(X)
     value: Tensor = _LogAbsDet.apply(X)  # type: ignore[no-untyped-call]
     return value
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from vibayes import linalg
-from vibayes.distributions.base import MatrixDistribution, check_dtypes, scale_factor
+from vibayes.distributions.base import MatrixDistribution, check_dtypes, check_lower
 from vibayes.errors import ShapeError
 
 __all__ = ["MatrixNormal"]
@@ -47,9 +47,8 @@ class MatrixNormal(MatrixDistribution):
         *,
         validate_args: bool | None = None,
     ) -> None:
-        self.loc = mean
-        self.row_factor = scale_factor(None, row_factor, validate_args)
-        self.column_factor = scale_factor(None, column_factor, validate_args)
+        check_lower(validate_args, "row_factor", row_factor)
+        check_lower(validate_args, "column_factor", column_factor)
         check_dtypes(mean=mean, row_factor=row_factor, column_factor=column_factor)
         expected = (row_factor.shape[-1], column_factor.shape[-1])
         if mean.shape[-2:] != expected:
@@ -57,6 +56,7 @@ class MatrixNormal(MatrixDistribution):
                 f"A row factor of size {expected[0]} and a column factor of size {expected[1]} need a mean of shape "
                 f"{expected} after any batch axes, got {tuple(mean.shape)}."
             )
+        self.loc, self.row_factor, self.column_factor = mean, row_factor, column_factor
         self._finish(expected)
 
     @property

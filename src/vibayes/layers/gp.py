@@ -60,6 +60,11 @@ class GP(Layer):
         if not isinstance(self.mean, Mean):
             raise ConfigurationError(f"mean must be a mean function such as ConstantMean(), got {type(mean).__name__}.")
         self.mean.check(self.in_features, out_features)
+        if self.posterior.rotates and not isinstance(self.mean, ZeroMean):
+            raise ConfigurationError(
+                f"A layer with a {type(self.posterior).__name__} posterior must have a zero mean: its Gram matrix is "
+                "Wishart only then. Leave out mean=, or use GlobalInducing()."
+            )
         self.white = None if noise is None else White(self.in_features, variance=positive(noise))
 
     def covariance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:

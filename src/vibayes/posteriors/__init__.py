@@ -4,5 +4,6 @@ from vibayes.posteriors.base import Posterior
 from vibayes.posteriors.from_prior import FromPrior
 from vibayes.posteriors.global_inducing import GlobalInducing
 from vibayes.posteriors.local_inducing import LocalInducing
+from vibayes.posteriors.wishart import GeneralizedWishart
 
-__all__ = ["FromPrior", "GlobalInducing", "LocalInducing", "Posterior"]
+__all__ = ["FromPrior", "GeneralizedWishart", "GlobalInducing", "LocalInducing", "Posterior"]

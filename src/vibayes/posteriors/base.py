@@ -51,11 +51,13 @@ class Posterior(nn.Module, ABC):
 
     Attributes:
         local: whether the posterior has inducing inputs of its own, `inputs`, instead of the rows that come in.
+        rotates: whether the layer's values are known only up to a rotation of the outputs.
         closed_form: whether `marginal` gives the distribution of `v`, so that it can be integrated out.
     """
 
     local: bool = False
     closed_form: bool = False
+    rotates: bool = False
     inputs: nn.Parameter
 
     @abstractmethod

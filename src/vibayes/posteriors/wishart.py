@@ -1,0 +1,110 @@
+"""The generalized singular Wishart posterior: a GP layer seen through its Gram matrix."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vibayes import linalg
+from vibayes.distributions import GeneralizedSingularWishart, LowerUpper, Wishart
+from vibayes.draw import Draw
+from vibayes.errors import ConfigurationError
+from vibayes.parameters import Positive, Real
+from vibayes.posteriors.base import Posterior, Site
+
+if TYPE_CHECKING:
+    from vibayes.layers.base import Layer
+
+__all__ = ["GeneralizedWishart"]
+
+
+class GeneralizedWishart(Posterior):
+    r"""A posterior over the Gram matrix `G = F F^T / nu` of a GP layer with `nu` outputs: a deep Wishart layer.
+
+    The prior `f_p ~ N(0, K)` of the outputs makes `G` Wishart with scale `K / nu` and `nu` degrees of freedom. The
+    posterior is the generalized singular Wishart with scale `(1 - q) K / nu + q V V^T`, `q` and `V` learned (thesis,
+    Sec. "Methods" of the chapter on deep Wishart processes). The layer's rows are imagined features: the factor that
+    was drawn, scaled by `sqrt(nu)` and padded with zeros to width `nu`. Only distances and inner products of these rows
+    have a meaning, so the next layer must be a `GP` whose kernel depends on nothing else, and the mean must be zero.
+
+    Args:
+        mixing: `"plain"`, `"A"` (a learned matrix mixes the rows of the Bartlett factor) or `"AB"` (a triangular one
+            its columns, too).
+
+    >>> import vibayes as vb
+    >>> hidden = vb.GP(2, kernel=vb.SquaredExponential(1), posterior=GeneralizedWishart("AB"))
+    >>> last = vb.GP(1, kernel=vb.SquaredExponential(2))
+    >>> model = vb.Model(torch.nn.Sequential(hidden, last), vb.Gaussian(0.1), inducing=torch.randn(5, 1))
+    >>> model.predict(torch.zeros(3, 1), n_samples=4).mean.shape
+    torch.Size([3])
+    """
+
+    rotates = True
+    V: nn.Parameter
+    share: Real
+    alpha: Positive
+    beta: Positive
+    mu: nn.Parameter
+    sigma: Positive
+    A: nn.Parameter
+    B: nn.Parameter
+
+    def __init__(self, mixing: str = "plain") -> None:
+        super().__init__()
+        if mixing not in ("plain", "A", "AB"):
+            raise ConfigurationError(f'mixing must be "plain", "A" or "AB", got {mixing!r}.')
+        self.mixing = mixing
+
+    def finish(self, layer: "Layer", n_inducing: int) -> None:
+        """Create the parameters: gammas at the prior's values, the rest of the factor close to its mean."""
+        M, nu = n_inducing, layer.out_features
+        if M == 0:
+            raise ConfigurationError(
+                f"Layer {layer.name!r} has a Wishart posterior, which needs inducing inputs: "
+                "Model(network, likelihood, inducing=x[:100])."
+            )
+        if layer.is_output:
+            raise ConfigurationError(
+                f"Layer {layer.name!r} is the network's output, which a Wishart posterior knows only up to a rotation. "
+                "End the network with a GP layer that has a GlobalInducing posterior."
+            )
+        nt = min(nu, M)
+        self.V = nn.Parameter(torch.randn(M, M) / math.sqrt(M))
+        self.share = Real(-4.0)  # q = sigmoid(share)
+        self.alpha = Positive(0.5 * (nu - torch.arange(nt, dtype=torch.get_default_dtype())))
+        self.beta = Positive(torch.full((nt,), 0.5))
+        self.mu = nn.Parameter(torch.randn(M, nt) / math.sqrt(nu))
+        self.sigma = Positive(torch.full((M, nt), math.exp(-3.0)))
+        if self.mixing in ("A", "AB"):
+            self.A = nn.Parameter(torch.eye(M))
+        if self.mixing == "AB":
+            self.B = nn.Parameter(torch.eye(nt))
+
+    def distribution(self, L: Float[Tensor, "m m"], nu: int) -> GeneralizedSingularWishart:
+        """The posterior of the Gram matrix, given the factor `L` of its scale matrix."""
+        A = LowerUpper(self.A) if self.mixing in ("A", "AB") else None
+        B = self.B.tril() if self.mixing == "AB" else None
+        bartlett = (self.alpha.value, self.beta.value, self.mu, self.sigma.value)
+        return GeneralizedSingularWishart(None, nu, *bartlett, A, B, scale_tril=L, validate_args=False)
+
+    def sample(self, site: Site, draw: Draw) -> Float[Tensor, "m nu"]:
+        """Draw imagined features, whitened, and report `log p(G) - log q(G)` ("sticking the landing")."""
+        nu, L = site.n_out, site.design
+        M = L.shape[-1]
+        K = L @ L.mT if site.gram is None else site.gram
+        q = torch.sigmoid(self.share.value)
+        scale = (1.0 - q) / nu * K + q * (self.V @ self.V.mT)
+        posterior = self.distribution(draw.cholesky(f"{site.name}.scale", scale, jitter=False), nu)
+        noise = draw.randn(f"{site.name}.inducing", *posterior.noise_shape[-2:], like=L)
+        F, T, log_det = posterior.rsample_factor(noise=noise)  # [M, nt]
+        prior = Wishart(None, nu, scale_tril=L / math.sqrt(nu), validate_args=False)
+        log_q = posterior.log_prob_bartlett(T, log_det, sticking_the_landing=True)
+        draw.add(site.name, prior.log_prob_factor(F, log_det) - log_q)
+        v = linalg.solve_lower(L, math.sqrt(nu) * F)
+        return v if nu <= M else nn.functional.pad(v, (0, nu - M))
+
+    def extra_repr(self) -> str:
+        """The form, for `print(model)`."""
+        return f"mixing={self.mixing!r}"

@@ -1,0 +1,176 @@
+"""Identities 12, 13, 14, 19 and 20 for deep Wishart processes."""
+
+import math
+
+import pytest
+import torch
+from test_evidence_oracle import log_mean_exp
+from torch import Tensor, nn
+
+import vibayes as vb
+from vibayes.distributions import Wishart
+from vibayes.draw import Draw
+from vibayes.posteriors.base import Site
+
+X3 = torch.tensor([[-0.8, 0.3], [0.2, -1.1], [1.4, 0.6]], dtype=torch.float64)
+Y3 = torch.tensor([0.7, -0.4, 1.1], dtype=torch.float64)
+MIXINGS = ["plain", "A", "AB"]
+WIDTHS = [1, 2, 4, 6]  # fewer outputs than the four inducing rows, as many, and more
+
+
+def deep(posterior: vb.GeneralizedWishart | vb.FromPrior, width: int, m: int = 4) -> vb.Model:
+    hidden = vb.GP(width, kernel=vb.SquaredExponential(2, ard=True, lengthscale=1.5), posterior=posterior)
+    last = vb.GP(1, kernel=vb.SquaredExponential(width), posterior=vb.GlobalInducing(log_precision=-1.0))
+    model = vb.Model(nn.Sequential(hidden, last), vb.Gaussian(0.3), inducing=torch.randn(m, 2))
+    model.jitter.fill_(1e-10)
+    return model
+
+
+def at_the_prior(model: vb.Model) -> vb.Model:
+    posterior = model.network[0].posterior
+    with torch.no_grad():
+        posterior.share.set(-1e4)  # q = 0
+        posterior.mu.zero_()
+        posterior.sigma.set(1.0)
+    return model
+
+
+@pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_posterior_equal_to_the_prior_has_log_ratio_zero(mixing: str, width: int) -> None:
+    """Identity 12, first half: in every draw."""
+    model = at_the_prior(deep(vb.GeneralizedWishart(mixing), width))
+    layer = model.network[0]
+    with torch.no_grad():
+        L = torch.linalg.cholesky(layer.kernel(torch.randn(4, 2)))
+        for _ in range(5):
+            draw = Draw()
+            layer.posterior.sample(Site("w", L, width), draw)
+            assert abs(float(draw.log_ratios["w"])) < 1e-9
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_prior_functions_are_those_of_the_deep_gp(width: int) -> None:
+    """Identity 12, second half: moments of outputs at the prior match those of a deep GP drawn from its prior."""
+    torch.manual_seed(0)
+    wishart = at_the_prior(deep(vb.GeneralizedWishart(), width))
+    torch.manual_seed(0)
+    gaussian = deep(vb.FromPrior(), width)
+    x = torch.tensor([[0.3, -0.2], [1.0, 0.8]])
+    draws = 40_000
+    moments = []
+    for model in (wishart, gaussian):
+        with torch.no_grad():
+            model.network[1].posterior.precision.set(1e-12)  # the last layer is its prior, too
+            model.network[1].posterior.pseudo_outputs.zero_()
+        f = model.sample_functions(x, draws)
+        products = torch.stack([f[:, 0] ** 2, f[:, 0] * f[:, 1], (f[:, 0] * f[:, 1]) ** 2], 1)
+        moments.append((products.mean(0), products.std(0) / math.sqrt(draws)))
+    (a, a_error), (b, b_error) = moments
+    assert bool(((a - b).abs() < 4 * (a_error.square() + b_error.square()).sqrt()).all())
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_a_rotation_of_the_features_changes_nothing(width: int) -> None:
+    """Identity 13: neither the prior density of the Gram matrix nor the law of inner products with data rows."""
+    L = torch.linalg.cholesky(vb.SquaredExponential(2)(torch.randn(4, 2)) + 1e-6 * torch.eye(4))
+    rotation = torch.linalg.qr(torch.randn(width, width)).Q
+    F = torch.randn(4, width)
+    prior = Wishart(None, width, scale_tril=L / math.sqrt(width))
+    assert torch.isclose(prior.log_prob_factor(F), prior.log_prob_factor(F @ rotation), rtol=1e-10)
+    # data rows given inducing rows: mean A^T L^-1 F turns with F, the variance does not know F
+    A = torch.randn(4, 5)
+    mean, turned = A.mT @ F, A.mT @ (F @ rotation)
+    assert torch.allclose(mean @ F.mT, turned @ (F @ rotation).mT)
+    assert torch.allclose(mean @ mean.mT, turned @ turned.mT)
+
+
+def test_data_rows_complete_the_wishart() -> None:
+    """Identity 14: the Gram matrix of inducing and data rows, marginalised, has the joint Wishart's moments."""
+    width, draws = 3, 60_000
+    kernel = vb.SquaredExponential(1)
+    layer = vb.GP(width, kernel=kernel, posterior=vb.GeneralizedWishart())
+    network = nn.Sequential(layer, vb.GP(1, kernel=vb.SquaredExponential(width)))
+    model = at_the_prior(vb.Model(network, vb.Gaussian(0.1), inducing=torch.tensor([[-0.5], [0.4]])))
+    rows = torch.tensor([[-0.5], [0.4], [1.1]])
+
+    def one(_: Tensor) -> Tensor:
+        with Draw(n_inducing=2, joint=True, marginal=False, jitter=1e-12):
+            F = layer(rows)
+        return F @ F.mT
+
+    with torch.no_grad():
+        G = torch.func.vmap(one, randomness="different")(torch.zeros(draws))
+        K = kernel(rows)
+    assert model.inducing is not None
+    variance = width * (K.square() + K.diagonal()[:, None] * K.diagonal())
+    assert torch.allclose(G.mean(0), width * K, atol=4.5 * float((variance / draws).sqrt().max()))
+    assert torch.allclose(G.var(0), variance, rtol=0.06)
+
+
+@pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_importance_weights_average_to_the_evidence(mixing: str, width: int) -> None:
+    """Identity 19: the deep GP's evidence, whatever the Wishart posterior."""
+    model = deep(vb.GeneralizedWishart(mixing), width)
+    posterior = model.network[0].posterior
+    with torch.no_grad():
+        model.network[1].posterior.pseudo_outputs.mul_(0.3)
+        posterior.share.set(-3.0)
+        posterior.mu.mul_(0.3)
+        posterior.sigma.set(1.0 + 0.2 * torch.rand_like(posterior.mu))
+        posterior.beta.set(0.45 + 0.02 * torch.rand(posterior.beta.raw.shape))
+        if mixing != "plain":
+            posterior.A.add_(0.1 * torch.randn_like(posterior.A))
+        if mixing == "AB":
+            posterior.B.add_(0.1 * torch.randn_like(posterior.B))
+        hidden = model.network[0].kernel(X3)
+        L1 = torch.linalg.cholesky(hidden)
+        F = torch.einsum("ij,njp->nip", L1, torch.randn(400_000, 3, width))
+        K2 = torch.func.vmap(lambda rows: model.network[1].kernel(rows))(F) + 0.3 * torch.eye(3)
+        prior = torch.distributions.MultivariateNormal(torch.zeros(3), K2).log_prob(Y3)
+        evidence, evidence_error = log_mean_exp(prior)
+        estimate, error = log_mean_exp(model.log_weights(X3, Y3, n_samples=200_000))
+        bound = model.elbo(X3, Y3, n_samples=4000)
+    assert error < 0.03
+    assert abs(estimate - evidence) < 3.5 * math.hypot(error, evidence_error)
+    assert float(bound.value) + 4 * float(bound.stderr) < evidence
+
+
+def test_a_deep_wishart_process_trains() -> None:
+    x = torch.rand(40, 2) * 4 - 2
+    y = (2 * x[:, 0]).sin() + 0.1 * torch.randn(40)
+    model = vb.Model(
+        nn.Sequential(
+            vb.GP(2, kernel=vb.SquaredExponential(2, ard=True), posterior=vb.GeneralizedWishart("AB")),
+            vb.GP(2, kernel=vb.SquaredExponential(2), posterior=vb.GeneralizedWishart("A")),
+            vb.GP(1, kernel=vb.SquaredExponential(2)),
+        ),
+        vb.Gaussian(0.1),
+        inducing=x[:10],
+        standardize="both",
+    )
+    history = vb.fit(model, (x, y), steps=150, n_samples=4, log_every=10, progress=False)
+    assert not history.events
+    assert sum(history.elbo[-3:]) / 3 > sum(history.elbo[:3]) / 3 + 5
+
+
+def test_what_would_notice_a_rotation_is_refused() -> None:
+    def hidden(**options: object) -> vb.GP:
+        return vb.GP(2, kernel=vb.SquaredExponential(1), posterior=vb.GeneralizedWishart(), **options)
+
+    z = torch.randn(4, 1)
+    last = vb.GP(1, kernel=vb.SquaredExponential(2))
+    with pytest.raises(vb.ConfigurationError, match="zero mean"):
+        hidden(mean=vb.LinearMean(1, 2))
+    for behind in (
+        [vb.GP(1, kernel=vb.SquaredExponential(2, ard=True))],
+        [nn.ReLU(), last],
+        [vb.GP(2, kernel=vb.SquaredExponential(2), mean=vb.IdentityMean()), last],
+    ):
+        with pytest.raises(vb.ConfigurationError, match="known only up to a rotation"):
+            vb.Model(nn.Sequential(hidden(), *behind), vb.Gaussian(), inducing=z)
+    with pytest.raises(vb.ConfigurationError, match="directly before a GP layer"):
+        vb.Model(hidden(), vb.Gaussian(), inducing=z)
+    with pytest.raises(vb.ConfigurationError, match=r"inducing=x\[:100\]"):
+        vb.Model(nn.Sequential(hidden(), vb.GP(1, kernel=vb.SquaredExponential(2))), vb.Gaussian())

@@ -111,9 +111,9 @@ class Keeper:
                 raise ConfigurationError(f"checkpoint={str(self.path)!r} is a folder; name a file in it.")
             try:  # find out now, not after an hour, that nothing can be written there
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                probe = self.path.with_name(self.path.name + ".probe")
+                probe = self.path.with_name(f"{self.path.name}.{os.getpid()}.probe")
                 probe.touch()
-                probe.unlink()
+                probe.unlink(missing_ok=True)
             except OSError as error:
                 raise ConfigurationError(
                     f"The checkpoint {self.path} cannot be written ({error.strerror}). Choose a writable folder."

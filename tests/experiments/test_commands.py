@@ -62,7 +62,7 @@ def test_run_and_resume(tiny: Experiment, tmp_path: Path, capsys: pytest.Capture
         (["run", "tiny", "--figures", "sgpr"], "is a sweep"),
         (["run", "tiny", "--group", "0"], "--group must be"),
         (["run", "intro", "--steps", "5"], "draws figures"),
-        (["run", "dgp-uci"], "needs deep Gaussian processes, not available yet"),
+        (["run", "gi-uci"], "needs Bayesian neural networks, not available yet"),
         (["show", "intor"], "Did you mean 'intro'?"),
         (["table", "dkl-uci", "--format", "xml"], "no format 'xml'"),
         (["report", "--results", "/no/such/folder"], "no folder of results"),

@@ -102,8 +102,8 @@ def test_bad_filters_are_named(selection: Selection, message: str) -> None:
 
 
 def test_experiments_of_models_to_come_refuse_to_run() -> None:
-    with pytest.raises(ConfigurationError, match="dwp-uci needs deep Wishart processes, not available yet"):
-        expand(get("dwp-uci"))
+    with pytest.raises(ConfigurationError, match="gi-uci needs Bayesian neural networks, not available yet"):
+        expand(get("gi-uci"))
     with pytest.raises(ConfigurationError, match="Did you mean 'dwp-uci'"):
         get("dwp-ucci")
     with pytest.raises(ConfigurationError, match="already"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
@@ -16,8 +17,11 @@ from vibayes.experiments.names import check_name
 from vibayes.kernels import SquaredExponential
 from vibayes.layers import GP
 from vibayes.likelihoods import Gaussian
+from vibayes.means import IdentityMean
 from vibayes.model import Model
-from vibayes.posteriors import LocalInducing
+from vibayes.parameters import Positive
+from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing
+from vibayes.posteriors.base import Posterior
 from vibayes.training import schedules
 
 __all__ = ["MODELS", "Builder", "build", "n_steps", "training_options"]
@@ -42,7 +46,107 @@ def svgp(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any
     return Model(layer, Gaussian(chosen.get("noise", 1.0))), training_options(options, len(split.x_train))
 
 
-MODELS: dict[str, Builder] = {"SVGP": svgp}
+# -- deep models ------------------------------------------------------------------------------------------------
+
+# The posterior of a layer from the options, the split, the number of inducing points, and whether the layer is last.
+_LayerPosterior = Callable[[Mapping[str, Any], Split, int, bool], Posterior]
+
+
+def _deep(posterior: _LayerPosterior) -> Builder:
+    """Builder of a deep GP: `model.depth` GP layers, all but the last as wide as the inputs.
+
+    Options of the section `model`: `depth`, `n_inducing`, `lengthscale` (a number or `"sqrt(D)"`), `variance`, `ard`
+    (`"first"` layer only, or `"all"`), `skip` (identity means in hidden layers), `layer_noise` (start of the variance
+    of the hidden layers' noise; None for none), `log_noise` and `noise_scale` (start and scaling of the likelihood's
+    log noise variance), and what the posterior asks for. Global inducing inputs are the first training rows.
+    """
+
+    def builder(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
+        chosen = options["model"]
+        depth = _depth(chosen)
+        ard = check_name(chosen.get("ard", "first"), ("first", "all"), "ard option")
+        width = split.x_train.shape[1]
+        n_inducing = min(int(chosen.get("n_inducing", 100)), len(split.x_train))
+        lengthscale = chosen.get("lengthscale", "sqrt(D)")
+        layers = []
+        for number in range(depth):
+            last = number == depth - 1
+            kernel = SquaredExponential(
+                width,
+                ard=ard == "all" or number == 0,
+                lengthscale=math.sqrt(width) if lengthscale == "sqrt(D)" else lengthscale,
+                variance=chosen.get("variance", 1.0),
+            )
+            layers.append(
+                GP(
+                    1 if last else width,
+                    kernel=kernel,
+                    mean=IdentityMean() if chosen.get("skip", False) and not last else None,
+                    noise=None if last else chosen.get("layer_noise"),
+                    posterior=posterior(chosen, split, n_inducing, last),
+                )
+            )
+        noise = Positive(math.exp(chosen.get("log_noise", -3.0)), scale=chosen.get("noise_scale", 10.0))
+        shared = None if all(layer.posterior.local for layer in layers) else split.x_train[:n_inducing]
+        model = Model(nn.Sequential(*layers), Gaussian(noise), inducing=shared)
+        _start_factors(layers[:-1], chosen.get("hidden_std"))
+        return model, training_options(options, len(split.x_train))
+
+    return builder
+
+
+def _depth(chosen: Mapping[str, Any]) -> int:
+    depth = chosen.get("depth")
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise ConfigurationError(f"A deep model needs the option depth, its number of GP layers; got {depth!r}.")
+    return depth
+
+
+@torch.no_grad()
+def _start_factors(hidden: list[GP], std: float | None) -> None:
+    """Start the whitened posteriors of the hidden layers at a small standard deviation."""
+    for layer in hidden:
+        if std is not None and isinstance(layer.posterior, LocalInducing) and layer.posterior.form == "whitened":
+            layer.posterior.raw_factor.diagonal(dim1=-2, dim2=-1).fill_(math.log(std))
+
+
+def _global(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
+    """Global inducing points, full precision; the last layer's pseudo-outputs start at the targets."""
+    if last:
+        # given, and not left to the nearest rows: these may be others where inputs are repeated
+        targets = split.y_train[:n_inducing].reshape(n_inducing, -1)
+        return GlobalInducing("full", pseudo_outputs=targets, log_precision=chosen.get("last_log_precision", 0.0))
+    return GlobalInducing("full", log_precision=chosen.get("log_precision", -4.0))
+
+
+def _wishart(mixing: str) -> _LayerPosterior:
+    """Wishart posteriors below a layer with global inducing points."""
+
+    def posterior(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
+        return _global(chosen, split, n_inducing, last) if last else GeneralizedWishart(mixing)
+
+    return posterior
+
+
+def _local(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
+    """Local inducing points by pseudo-observations: inputs and outputs standard normal, log precision 0."""
+    return LocalInducing(n_inducing, form="pseudo", inputs=torch.randn(n_inducing, split.x_train.shape[1]))
+
+
+def _dsvi(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
+    """Local inducing points as in doubly stochastic variational inference: whitened, k-means start."""
+    return LocalInducing(n_inducing, form="whitened")
+
+
+MODELS: dict[str, Builder] = {
+    "SVGP": svgp,
+    "DGP": _deep(_global),
+    "DGP-local": _deep(_local),
+    "DGP-DSVI": _deep(_dsvi),
+    "DWP": _deep(_wishart("plain")),
+    "DWP-A": _deep(_wishart("A")),
+    "DWP-AB": _deep(_wishart("AB")),
+}
 
 
 def build(name: str, split: Split, options: Mapping[str, Any], seed: int) -> tuple[Model, dict[str, Any]]:
@@ -74,8 +178,13 @@ def n_steps(training: Mapping[str, Any], n_data: int) -> int:
 
 
 def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
-    """Keyword arguments of `fit`. The rate falls by `lr_factor` at the fractions `lr_drops` of all steps."""
+    """Keyword arguments of `fit`.
+
+    The rate falls by `lr_factor` at the fractions `lr_drops` of all steps. With `kl_warmup`, a number of steps, the
+    KL weight rises linearly from 0 to `kl_weight` over the first of them.
+    """
     training = options["training"]
+    kl_weight, kl_warmup = training.get("kl_weight", 1.0), training.get("kl_warmup")
     steps = n_steps(training, n_data)
     drops = [round(fraction * steps) for fraction in training.get("lr_drops", ())]
     factors = [training.get("lr_factor", 0.1) ** k for k in range(len(drops) + 1)]
@@ -84,7 +193,7 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
         "batch_size": training.get("batch_size"),
         "lr": training.get("lr", 1e-3),
         "lr_schedule": schedules.piecewise(drops, factors) if drops else 1.0,
-        "kl_weight": training.get("kl_weight", 1.0),
+        "kl_weight": schedules.linear(0.0, kl_weight, kl_warmup) if kl_warmup else kl_weight,
         "n_samples": training.get("n_samples"),
         "log_every": training.get("log_every", 50),
     }

@@ -30,7 +30,7 @@ class GlobalInducing(Posterior):
 
     A draw comes from Matheron's rule, a prior draw corrected by what it misses of the pseudo-outputs, and by Bayes'
     rule `log p(u) - log q(u) = log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1)`: one factorization, that of
-    `K + Lambda^-1`.
+    `I + T^T K T` with `Lambda = T T^T`.
 
     Args:
         precision: `"diagonal"` (one diagonal shared by all outputs), `"per_output"` (a diagonal for each) or `"full"`
@@ -105,36 +105,37 @@ class GlobalInducing(Posterior):
         noise = draw.randn(f"{site.name}.inducing", design.shape[-1] + M, P, like=y)
         v0, e0 = noise[: design.shape[-1]], noise[design.shape[-1] :]
         gram = design @ design.mT if site.gram is None else site.gram  # K  [M, M]
+        eye = torch.eye(M, dtype=y.dtype, device=y.device)
+        # With Lambda = T T^T everything is written in B = I + T^T K T >= I, which stays positive definite however
+        # small or large the precisions become; Lambda^-1 is never formed.
         if self.form == "full":
-            T = linalg.lower_factor(self.raw_factor)  # Lambda = T T^T
-            T_inverse = linalg.solve_lower(T, torch.eye(M, dtype=y.dtype, device=y.device))
-            e = T_inverse.mT @ e0  # N(0, Lambda^-1)
-            total = gram + T_inverse.mT @ T_inverse  # K + Lambda^-1  [M, M]
-            log_det_precision = P * linalg.logdet_factor(T)
+            T = linalg.lower_factor(self.raw_factor)
+            B = eye + T.mT @ gram @ T  # [M, M]
         else:
-            spread = self.precision.value.reciprocal()  # [M] or [P, M]
-            e = e0 * spread.sqrt().mT if self.form == "per_output" else e0 * spread.sqrt()[:, None]
-            total = gram + torch.diag_embed(spread)  # [M, M] or [P, M, M]
-            log_det_precision = -spread.log().sum() * (1 if self.form == "per_output" else P)
-        C = draw.cholesky(f"{site.name}.pseudo", total, jitter=False)
-        missed = y - design @ v0 - e  # [M, P]
+            t = self.precision.value.sqrt()  # [M] or [P, M]
+            B = eye + t[..., :, None] * gram * t[..., None, :]  # [M, M] or [P, M, M]
+
+        def transposed(rows: Tensor) -> Tensor:  # T^T rows
+            if self.form == "full":
+                return T.mT @ rows
+            return rows * (t.mT if self.form == "per_output" else t[:, None])
+
+        C = draw.cholesky(f"{site.name}.pseudo", B, jitter=False)
+        seen = transposed(y)  # [M, P]
+        missed = transposed(y - design @ v0) - e0  # what the prior draw and noise miss of the pseudo-outputs
         if self.form == "per_output":
-            solved = torch.cholesky_solve(missed.mT[..., None], C)[..., 0].mT
-            whitened = linalg.solve_lower(C, y.mT[..., None])
+            whitened = linalg.solve_lower(C, seen.mT[..., None])  # [P, M, 1]
+            solved = torch.cholesky_solve(missed.mT[..., None], C)[..., 0].mT  # B^-1 missed
             log_det = linalg.logdet_factor(C).sum()
         else:
-            inverse = linalg.solve_lower(C, torch.eye(M, dtype=y.dtype, device=y.device))
-            both = inverse @ torch.cat([missed, y], -1)  # [M, 2 P]
+            inverse = linalg.solve_lower(C, eye)
+            both = inverse @ torch.cat([missed, seen], -1)  # [M, 2 P]
             solved, whitened = inverse.mT @ both[..., :P], both[..., P:]
             log_det = P * linalg.logdet_factor(C)
-        v = v0 + design.mT @ solved
-        residual = y - design @ v  # [M, P]
-        if self.form == "full":
-            fit = (T.mT @ residual).square().sum()
-        else:
-            fit = (residual.square() / (spread.mT if self.form == "per_output" else spread[:, None])).sum()
-        # log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1); the constants cancel
-        draw.add(site.name, 0.5 * (fit - log_det_precision - whitened.square().sum() - log_det))
+        v = v0 + design.mT @ (T @ solved if self.form == "full" else transposed(solved))
+        fit = transposed(y - design @ v).square().sum()
+        # log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1); constants and |Lambda| cancel
+        draw.add(site.name, 0.5 * (fit - whitened.square().sum() - log_det))
         return v
 
     def extra_repr(self) -> str:

@@ -1,0 +1,174 @@
+"""The deep models of the UCI experiments: how they are built, trained and measured, and where their numbers go."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from vibayes.datasets import Split
+from vibayes.errors import ConfigurationError
+from vibayes.experiments import reference
+from vibayes.experiments.catalogue import available, get
+from vibayes.experiments.experiment import Experiment, Unit, merge
+from vibayes.experiments.models import MODELS, build, training_options
+from vibayes.experiments.results import finished
+from vibayes.experiments.runner import Settings, run_sweep
+from vibayes.experiments.sweep import Selection, expand
+from vibayes.experiments.training import load_split, measure
+from vibayes.means import IdentityMean, ZeroMean
+from vibayes.model import Model
+from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing
+
+ALL = [(name, model) for name in ("dgp-uci", "dwp-uci") for model in available(get(name))]
+each_model = pytest.mark.parametrize(("name", "model"), ALL)
+
+
+def small(name: str) -> Experiment:
+    """The experiment on few rows of a data set that needs no file."""
+    pytest.importorskip("sklearn")
+    experiment = get(name)
+    data = {"split": "random", "n_train": 40, "n_test": 20}
+    options = merge(experiment.options, {"data": data, "model": {"n_inducing": 8}})
+    return dataclasses.replace(experiment, datasets=("diabetes",), splits={"diabetes": (0, 1)}, options=options)
+
+
+def first_unit(name: str, model: str, **changes: Any) -> Unit:
+    depth = changes.pop("depth", 2)
+    chosen = Selection(models=[model], depths=str(depth), splits="0", changes=changes)
+    return expand(small(name), chosen)[0]
+
+
+def built(unit: Unit) -> tuple[Model, dict[str, Any], Split]:
+    split = load_split(unit)
+    model, how = build(unit.builder, split, unit.options, seed=0)
+    return model, how, split
+
+
+def test_the_models_are_those_of_the_tables() -> None:
+    for name in ("dgp-uci", "dwp-uci"):
+        experiment = get(name)
+        rows = [row for table in experiment.tables for row in reference.load_table(table)]
+        assert {row["model"] for row in rows} == set(experiment.models)
+        for model, spec in experiment.models.items():
+            assert {row["depth"] for row in rows if row["model"] == model} == set(map(str, spec.depths))
+        assert {row["dataset"] for row in rows} == set(experiment.datasets)
+        assert not experiment.needs
+    assert available(get("dgp-uci")) == ["DSVI", "local inducing", "global inducing"]
+    assert available(get("dwp-uci")) == ["DGP", "DWP", "DWP-A", "DWP-AB"]
+    assert all(len(splits) == (5 if d == "protein" else 20) for d, splits in get("dwp-uci").splits.items())
+
+
+@each_model
+def test_five_steps_give_finite_metrics_for_a_row_of_the_tables(name: str, model: str, settings: Settings) -> None:
+    experiment = small(name)
+    units = expand(experiment, Selection(models=[model], depths="2", steps=5))
+    summary = run_sweep(units, settings)
+    assert (summary.trained, summary.failed, summary.ok) == (2, [], True)
+    printed = [row for table in experiment.tables for row in reference.load_table(table)]
+    for unit in units:
+        result = finished(settings.out, unit)
+        assert result is not None
+        assert result["steps"] == 5
+        assert set(result["metrics"]) == set(experiment.metrics)
+        assert all(math.isfinite(value) for value in result["metrics"].values())
+        marks = {key: value for key, value in unit.columns.items() if key != "dataset"}
+        rows = [row for row in printed if all(row[key] == value for key, value in marks.items())]
+        assert {row["metric"] for row in rows} == {"elbo_per_datapoint", "test_ll", "test_rmse"}
+
+
+@each_model
+def test_depth_is_the_number_of_gp_layers(name: str, model: str) -> None:
+    for depth in (2, 5):
+        network, _, split = built(first_unit(name, model, depth=depth))
+        layers = list(network.layers.values())
+        width = split.x_train.shape[1]
+        assert [layer.out_features for layer in layers] == [width] * (depth - 1) + [1]
+
+
+def test_chapter_five_is_built_as_printed() -> None:
+    for model, mixing in (("DGP", None), ("DWP", "plain"), ("DWP-A", "A"), ("DWP-AB", "AB")):
+        network, _, split = built(first_unit("dwp-uci", model, depth=3))
+        *hidden, last = network.layers.values()
+        assert isinstance(last.posterior, GlobalInducing)
+        assert all(
+            layer.posterior.form == "full" for layer in [*hidden, last] if not hasattr(layer.posterior, "mixing")
+        )
+        if mixing is None:
+            assert all(isinstance(layer.posterior, GlobalInducing) for layer in hidden)
+            assert hidden[0].posterior.raw_factor.diagonal().tolist() == [-1.0] * 8  # half the log precision
+        else:
+            assert all(isinstance(layer.posterior, GeneralizedWishart) for layer in hidden)
+            assert [layer.posterior.mixing for layer in hidden] == [mixing] * 2
+        assert last.posterior.raw_factor.diagonal().tolist() == [0.0] * 8
+        assert torch.equal(last.posterior.pseudo_outputs[:, 0], split.y_train[:8])
+        assert torch.equal(network.inducing, split.x_train[:8])
+        lengthscales = [layer.kernel.lengthscale.value for layer in (*hidden, last)]
+        assert [tuple(value.shape) for value in lengthscales] == [(10,), (), ()]
+        assert all(torch.allclose(value, torch.tensor(10.0).sqrt()) for value in lengthscales)
+        assert all(isinstance(layer.mean, ZeroMean) and layer.white is None for layer in (*hidden, last))
+        assert network.likelihood.noise.value.log().item() == pytest.approx(-3.0)
+        assert network.likelihood.noise.scale == 10.0
+
+
+def test_chapter_four_has_skip_connections_and_noise_in_hidden_layers() -> None:
+    forms = {"DSVI": "whitened", "local inducing": "pseudo", "global inducing": "full"}
+    for model, form in forms.items():
+        network, how, _ = built(first_unit("dgp-uci", model, depth=3))
+        *hidden, last = network.layers.values()
+        assert all(isinstance(layer.mean, IdentityMean) and layer.white is not None for layer in hidden)
+        assert isinstance(last.mean, ZeroMean)
+        assert last.white is None
+        assert [layer.posterior.form for layer in (*hidden, last)] == [form] * 3
+        assert (how["n_samples"], how["lr_schedule"], how["kl_weight"]) == (1, 1.0, 1.0)
+        if model == "DSVI":
+            stds = [layer.posterior.raw_factor.diagonal(dim1=-2, dim2=-1).exp() for layer in (*hidden, last)]
+            assert [round(math.log10(std.max().item())) for std in stds] == [-5, -5, 0]
+        if model == "global inducing":
+            assert [layer.posterior.raw_factor[0, 0].item() for layer in (*hidden, last)] == [-2.0, -2.0, 0.0]
+        assert isinstance(last.posterior, GlobalInducing if form == "full" else LocalInducing)
+
+
+def test_training_of_chapter_five() -> None:
+    unit = next(u for u in expand(get("dwp-uci")) if u.dataset == "protein")
+    how = training_options(unit.options, 41157)
+    assert (how["steps"], how["batch_size"], how["lr"], how["n_samples"]) == (20_000, 10_000, 1e-2, 10)
+    assert [how["kl_weight"](step) for step in (0, 250, 1000, 19_999)] == [0.0, 0.25, 1.0, 1.0]
+    assert [how["lr_schedule"](step) for step in (0, 9_999, 10_000)] == pytest.approx([1.0, 1.0, 0.1])
+
+
+def test_fewer_rows_than_inducing_points() -> None:
+    unit = first_unit("dwp-uci", "DWP-AB", n_inducing=100)
+    network, _, split = built(unit)
+    assert torch.equal(network.inducing, split.x_train)
+
+
+def test_log_likelihood_and_rmse_are_in_original_units() -> None:
+    unit = first_unit("dwp-uci", "DGP")
+    network, _, split = built(unit)
+    network.initialize(split.x_train, split.y_train)
+    names = ("elbo_per_datapoint", "test_ll", "test_rmse")
+    ours = measure(network, split, dataclasses.replace(unit, metrics=names))
+    options = merge(unit.options, {"data": {"units": "standardised"}})
+    plain = measure(network, split, dataclasses.replace(unit, metrics=names, options=options))
+    scale = float(split.y_std)
+    assert scale > 10  # else the test says little
+    assert ours["elbo_per_datapoint"] == plain["elbo_per_datapoint"]
+    assert ours["test_rmse"] == pytest.approx(plain["test_rmse"] * scale)
+    assert ours["test_ll"] == pytest.approx(plain["test_ll"] - math.log(scale))
+
+
+@pytest.mark.parametrize("depth", [None, 0, 2.5, True])
+def test_a_depth_that_is_none_is_refused(depth: Any) -> None:
+    unit = first_unit("dwp-uci", "DWP")
+    options = merge(unit.options, {"model": {"depth": depth}})
+    with pytest.raises(ConfigurationError, match="number of GP layers"):
+        MODELS["DWP"](load_split(unit), options)
+
+
+def test_results_of_earlier_experiments_are_still_found() -> None:
+    units = expand(get("dkl-uci"), Selection(models=["SVGP"], splits="0"))
+    found = {unit.dataset: unit.family.name for unit in units}
+    assert found["boston"] == "SVGP-357bab3b53"
+    assert found["power"] == "SVGP-658f2db8f3"

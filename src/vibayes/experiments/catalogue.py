@@ -23,8 +23,6 @@ _REGRESSION_METRICS = (
 _UCI = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "wine", "yacht")
 _DKL = "deep kernel learning"
 _BNN = "Bayesian neural networks"
-_DGP = "deep Gaussian processes"
-_DWP = "deep Wishart processes"
 
 # Chapter 3: small sets have batches of 32 for 400 epochs, the others batches of 100 for 160; the learning rate falls
 # tenfold at half and at three quarters of either.
@@ -171,11 +169,11 @@ _LATER = (
                ("fig:gi:calibration", "tab:gi:ece-table", "tab:gi:entropy-table"), ("cifar10",),
                tables=("tab_gi_ece_table", "tab_gi_entropy_table"), needs=f"convolutional {_BNN}"),
     Experiment("dgp-compositional", "What the layers of a deep GP learn", ("fig:gi:dgp-uncertainty",), ("deep_gp",),
-               needs=_DGP),
+               needs="a runner for its figure"),
     Experiment("dwp-toy", "Features of deep Wishart processes", ("fig:dwp:dgp_features", "fig:dwp:dwp_features"),
-               ("cubic",), needs=_DWP),
+               ("cubic",), needs="a runner for its figures"),
     Experiment("dwp-runtime", "Time per epoch of deep Wishart processes", ("fig:dwp:runtime", "tab:dwp:runtime"),
-               ("boston", "protein"), tables=("tab_dwp_runtime",), needs=_DWP),
+               ("boston", "protein"), tables=("tab_dwp_runtime",), needs="a runner that times epochs"),
 )  # fmt: skip
 
 _INTRO = Experiment(

@@ -28,7 +28,7 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{name}: " in listed
         assert main(["show", name]) == 0
     assert "dwp-uci: " in listed
-    assert "needs deep Wishart processes, not available yet" in listed
+    assert "needs Bayesian neural networks, not available yet" in listed
     shown = capsys.readouterr().out
     assert "boston SVGP: 20 splits, 6000 steps" in shown
     result = bench("list")

@@ -148,6 +148,9 @@ class AdamRun:
         if self.options.world_size > 1:  # every process must see the same numbers, to decide alike
             distributed.all_reduce(self.terms)
             self.terms /= self.options.world_size
+            bad = self.bad.to(self.terms.dtype)
+            distributed.all_reduce(bad, op=distributed.ReduceOp.MAX)
+            self.bad.copy_(bad > 0)
         well = (self.problem.finite() & ~self.bad).tolist()  # waits for the device
         log_likelihood, log_ratio, total = self.terms.tolist()
         noise = self.problem.noise()

@@ -164,12 +164,12 @@ class Units(nn.Module):
         return self.standardize in ("targets", "both")
 
     @torch.no_grad()
-    def learn(self, x: Tensor, y: Tensor) -> None:
-        """Take the statistics from training rows."""
+    def learn(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
+        """Take the statistics from training rows; a row of weight `w` counts as `w` rows."""
         if self.of_inputs:
-            self.x_mean, self.x_scale = _statistics(x, "input")
+            self.x_mean, self.x_scale = _statistics(x, "input", weights)
         if self.of_targets:
-            self.y_mean, self.y_scale = _statistics(y, "target")
+            self.y_mean, self.y_scale = _statistics(y, "target", weights)
 
     def inputs(self, x: Tensor) -> Tensor:
         """User inputs in the model's units."""
@@ -197,8 +197,14 @@ class Units(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _statistics(rows: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    mean, scale = rows.mean(0), rows.std(0, correction=0)
+def _statistics(rows: Tensor, what: str, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    if weights is None:
+        mean, scale = rows.mean(0), rows.std(0, correction=0)
+    else:
+        rows, weights = rows[weights > 0], weights[weights > 0]
+        share = (weights / weights.sum()).reshape(-1, *[1] * (rows.ndim - 1))
+        mean = (share * rows).sum(0)
+        scale = (share * (rows - mean).square()).sum(0).sqrt()
     # rounding leaves a constant column with a tiny spread, and more of it in float32
     spread = max(1e-12, 4 * torch.finfo(rows.dtype).eps)
     constant = scale <= spread * rows.abs().amax(0).clamp_min(torch.finfo(rows.dtype).tiny)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from vibayes.layers.base import Layer
-from vibayes.parameters import hyperparameters
+from vibayes.parameters import Hyperparameter, hyperparameters
 
 if TYPE_CHECKING:
     from vibayes.model import Model
@@ -28,7 +28,7 @@ def describe_values(module: nn.Module) -> list[str]:
     ['lengthscale 0.5', 'variance 1']
     """
     return [
-        f"{name} {_numbers(parameter.value)}{'' if parameter.raw.requires_grad else ' (fixed)'}"
+        f"{name} {_numbers(parameter.value)}{'' if parameter.raw.requires_grad else ' (fixed)'}".strip()
         for name, parameter in hyperparameters(module)
     ]
 
@@ -43,7 +43,8 @@ def describe_layer(layer: Layer) -> list[str]:
     for name, child in layer.named_children():
         if child is layer.posterior or not list(hyperparameters(child)):
             continue
-        lines.append(f"  {name}: {type(child).__name__}, {'; '.join(describe_values(child))}")
+        kind = "" if isinstance(child, Hyperparameter) else f"{type(child).__name__}, "
+        lines.append(f"  {name}: {kind}{'; '.join(describe_values(child))}")
     return lines
 
 

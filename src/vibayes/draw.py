@@ -17,7 +17,7 @@ from vibayes import linalg
 from vibayes.errors import ConfigurationError
 from vibayes.gamma import NOISE_PER_GAMMA, gamma_from_normals
 
-__all__ = ["Draw", "Output", "current_draw"]
+__all__ = ["Draw", "Output", "current_draw", "fits"]
 
 # A threading.local compiles with torch.compile and is safe with threads; a ContextVar or a global is not.
 _local = threading.local()
@@ -52,6 +52,7 @@ class Draw:
         output: name of the layer whose rows are the network's output, where that is known beforehand.
         noise: prepared noise by name; fresh noise is drawn where None.
         initializing: layers set themselves up from the rows they see.
+        dry: a pass for the sake of shapes: noise is zero, and the generator is left alone.
     """
 
     def __init__(
@@ -65,17 +66,21 @@ class Draw:
         output: str | None = None,
         noise: Mapping[str, Tensor] | None = None,
         initializing: bool = False,
+        dry: bool = False,
     ) -> None:
         self.n_inducing = n_inducing
+        self.n_rows: int | None = None  # of the pass, inducing rows included
         self.jitter = jitter
         self.zero = zero
         self.joint = joint
         self.marginal = marginal
         self.output_layer = output
         self.initializing = initializing
+        self.dry = dry
         self.requests: dict[str, tuple[int, ...]] = {}
         self.log_ratios: dict[str, Tensor] = {}
         self.failures: dict[str, Tensor] = {}
+        self.imagined: dict[int, int] = {}
         self.output: Output | None = None
         self._noise = noise
 
@@ -86,6 +91,8 @@ class Draw:
         self.requests[site] = shape
         if self._noise is not None:
             return self._noise[site]
+        if self.dry:
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
         return torch.randn(shape, dtype=like.dtype, device=like.device)
 
     def gamma(self, site: str, alpha: Tensor) -> Tensor:
@@ -101,11 +108,27 @@ class Draw:
             )
         self.log_ratios[site] = log_ratio
 
+    def imagine(self, declared: int, width: int) -> None:
+        """Let rows of this width pass for rows of the declared one: imagined features, of which only Gram matrices count.
+
+        How many a row of an inverse Wishart layer has depends on the number of rows, which no kernel can know before.
+        """
+        self.imagined[declared] = width
+
     def cholesky(self, site: str, K: Tensor, *, jitter: bool = True) -> Tensor:
         """Cholesky factor with the draw's jitter; a failure is noted under the layer's name."""
         L, info = linalg.cholesky(K, self.jitter if jitter else 0.0)
-        self.failures[site] = self.failures[site] + info if site in self.failures else info
+        self._note(site, info)
         return L
+
+    def factor(self, site: str, K: Tensor, *, jitter: bool = True) -> linalg.Factor:
+        """Like `cholesky`, for a matrix with which many systems are solved."""
+        factor, info = linalg.factor(K, self.jitter if jitter else 0.0)
+        self._note(site, info)
+        return factor
+
+    def _note(self, site: str, info: Tensor) -> None:
+        self.failures[site] = self.failures[site] + info if site in self.failures else info
 
     def gaussian_rows(
         self,
@@ -123,7 +146,7 @@ class Draw:
         if self.marginal and site == self.output_layer:
             drawn = mean
         elif covariance is not None:
-            root = linalg.semidefinite_factor(covariance)  # [P, N, N]
+            root = self.joint_root(covariance)  # [P, N, N]
             noise = self.randn(f"{site}.rows", *mean.shape, like=mean)
             drawn = mean + torch.einsum("pnm,mp->np", root.expand(mean.shape[1], -1, -1), noise)
         else:
@@ -136,6 +159,10 @@ class Draw:
                 covariance = None if covariance is None else covariance[:, n:, n:]
             self.output = Output(rows, mean, variance, covariance)
         return rows
+
+    def joint_root(self, covariance: Tensor) -> Tensor:
+        """A lower triangular root of the covariance of rows that are drawn jointly, which may be singular."""
+        return linalg.semidefinite_factor(covariance)
 
     def log_ratio(self) -> Tensor | float:
         """Sum of all layers' log ratios."""
@@ -163,3 +190,11 @@ def current_draw(layer: str) -> Draw:
             "sample_functions."
         )
     return draw
+
+
+def fits(rows: Tensor, in_features: int) -> bool:
+    """Whether rows `[N, D]` have the width that a kernel or layer expects, or are imagined features in its place."""
+    if rows.ndim != 2:
+        return False
+    draw: Draw | None = getattr(_local, "draw", None)
+    return rows.shape[1] == in_features or (draw is not None and draw.imagined.get(in_features) == rows.shape[1])

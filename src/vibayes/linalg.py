@@ -5,19 +5,23 @@ pass unnoticed, and its `info` (0 is success) so that the culprit can be named.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.errors import ConfigurationError
+from vibayes.factorization import factorize
 
 __all__ = [
+    "Factor",
     "add_jitter",
     "cholesky",
     "conditional_moments",
+    "conditional_rows",
     "default_jitter",
+    "factor",
     "gaussian_kl",
     "log_normal",
     "logdet_factor",
@@ -68,6 +72,49 @@ def cholesky(
         K = add_jitter(K, jitter)
     L, info = torch.linalg.cholesky_ex(K)
     return torch.where((info == 0)[..., None, None], L, math.nan), info
+
+
+class Factor(NamedTuple):
+    """A Cholesky factor, with its inverse where products with it are faster than triangular solves.
+
+    Attributes:
+        lower: `L` with `L L^T = K`.
+        inverse: `L^-1`, or None.
+    """
+
+    lower: Tensor
+    inverse: Tensor | None = None
+
+    def solve(self, B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
+        """`L^-1 B`."""
+        return solve_lower_many(self.lower, B) if self.inverse is None else self.inverse @ B
+
+    def solve_transposed(self, B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
+        """`L^-T B`."""
+        return solve_lower_transposed_many(self.lower, B) if self.inverse is None else self.inverse.mT @ B
+
+    @property
+    def log_det(self) -> Float[Tensor, "*batch"]:
+        """`log |K|`."""
+        return logdet_factor(self.lower)
+
+
+def factor(K: Float[Tensor, "*batch n n"], jitter: float | Float[Tensor, ""] = 0.0) -> tuple[Factor, Tensor]:
+    """The Cholesky factor of `K` plus relative jitter as a `Factor`, and `info`; NaN where it failed, as `cholesky`.
+
+    The inverse comes along on a GPU, where products are so much faster than solves, and for matrices up to 128.
+
+    >>> found, info = factor(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
+    >>> found.solve(torch.tensor([[2.0], [5.0]])).tolist()
+    [[1.0], [2.0]]
+    """
+    if K.shape[-1] > _BLOCK and not K.is_cuda:
+        L, info = cholesky(K, jitter)
+        return Factor(L), info
+    if not (isinstance(jitter, float) and jitter == 0.0):
+        K = add_jitter(K, jitter)
+    L, inverse, info = factorize(K)
+    return Factor(L, inverse), info
 
 
 def semidefinite_factor(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
@@ -145,10 +192,10 @@ def gaussian_kl(
 
 def conditional_moments(
     Kii: Float[Tensor, "m m"],
-    L: Float[Tensor, "m m"],
+    factor: Factor,
     Kit: Float[Tensor, "m n"],
     mean: Float[Tensor, "m p"],
-    factor: Float[Tensor, "q m m"],
+    R: Float[Tensor, "q m m"],
 ) -> tuple[Float[Tensor, "n p"], Float[Tensor, "n q"]]:
     """Mean and change of variance of data rows, given Gaussian inducing values `u = L v`, `v ~ N(mean, R R^T)`.
 
@@ -156,14 +203,30 @@ def conditional_moments(
 
     Args:
         Kii: covariance of the inducing rows.
-        L: its Cholesky factor. Gradients go to `Kii` directly, which spares the factorization's own backward pass.
+        factor: its factor `L`. Gradients go to `Kii` directly, which spares the factorization's own backward pass.
         Kit: covariances of inducing rows with data rows.
         mean: means of `v`, one column per output.
-        factor: `R`, one per output or one for all.
+        R: the square root of their covariance, one per output or one for all.
     """
     result: tuple[Tensor, ...] = _ConditionalMoments.apply(  # type: ignore[no-untyped-call]
-        Kii, L, Kit, mean, factor
+        Kii, *factor, Kit, mean, R
     )
+    return result[0], result[1]
+
+
+def conditional_rows(
+    factor: Factor, Kit: Float[Tensor, "m n"], v: Float[Tensor, "m p"]
+) -> tuple[Float[Tensor, "n p"], Float[Tensor, " n"]]:
+    """Mean and loss of variance of data rows given whitened inducing values: `A^T v`, `diag(A^T A)`, `A = L^-1 Kit`.
+
+    >>> rows = conditional_rows(factor(torch.eye(2))[0], torch.tensor([[0.5], [0.0]]), torch.tensor([[2.0], [1.0]]))
+    >>> rows[0].tolist(), rows[1].tolist()
+    ([[1.0]], [0.25])
+    """
+    if factor.inverse is None:
+        A = factor.solve(Kit)
+        return A.mT @ v, A.square().sum(0)
+    result: tuple[Tensor, ...] = _ConditionalRows.apply(factor.inverse, Kit, v)  # type: ignore[no-untyped-call]
     return result[0], result[1]
 
 
@@ -209,6 +272,30 @@ def _few_rows(A: Tensor) -> bool:
     return 2 * A.shape[-1] < 3 * A.shape[-2]
 
 
+class _ConditionalRows(torch.autograd.Function):
+    """`conditional_rows` with a backward pass that reads and writes the M x N matrices as seldom as possible."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inverse: Tensor, Kit: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        A = inverse @ Kit  # [M, N]
+        return A.mT @ v, torch.linalg.vecdot(A, A, dim=-2), A
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(*inputs, output[2])
+
+    @staticmethod
+    def backward(ctx: Any, g_mean: Tensor, g_loss: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+        inverse, Kit, v, A = ctx.saved_tensors
+        if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
+            A = inverse @ Kit
+        d_A = torch.addcmul(v @ g_mean.mT, A, 2.0 * g_loss[None, :])  # [M, N]
+        return d_A @ Kit.mT, inverse.mT @ d_A, A @ g_mean
+
+
 class _ConditionalMoments(torch.autograd.Function):
     """`conditional_moments` with a backward pass of its own.
 
@@ -218,14 +305,16 @@ class _ConditionalMoments(torch.autograd.Function):
     the factorization costs two.
 
     `torch.compile` may trace `forward` and differentiate that instead of using `backward`. It then finds the gradient
-    of `L`, and through it that of `Kii`: `L` must not be detached.
+    of `L` or its inverse, and through it that of `Kii`: neither must be detached.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(Kii: Tensor, L: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> tuple[Tensor, ...]:
-        A = solve_lower_many(L, Kit)  # [M, N]
+    def forward(
+        Kii: Tensor, L: Tensor, inverse: Tensor | None, Kit: Tensor, mean: Tensor, R: Tensor
+    ) -> tuple[Tensor, ...]:
+        A = Factor(L, inverse).solve(Kit)  # [M, N]
         if _few_rows(A):
             B = R.mT @ A  # R^T A  [Q, M, N]
             T = R @ B - A  # (R R^T - I) A  [Q, M, N]
@@ -236,22 +325,23 @@ class _ConditionalMoments(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        Kii, L, Kit, mean, R = inputs
+        Kii, L, inverse, Kit, mean, R = inputs
         _, _, A, B, T = output
         ctx.mark_non_differentiable(A, B, T)
-        ctx.save_for_backward(Kii, L, Kit, mean, R, A, B, T)
+        ctx.save_for_backward(Kii, L, inverse, Kit, mean, R, A, B, T)
 
     @staticmethod
     def backward(ctx: Any, g_mean: Tensor, g_variance: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        Kii, L, Kit, mean, R, A, B, T = ctx.saved_tensors
+        Kii, L, inverse, Kit, mean, R, A, B, T = ctx.saved_tensors
         if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
-            L = cholesky(Kii)[0]
-            A, B, T = _ConditionalMoments.forward(Kii, L, Kit, mean, R)[2:]
+            L, inverse = cholesky(Kii)[0], None
+            A, B, T = _ConditionalMoments.forward(Kii, L, inverse, Kit, mean, R)[2:]
+        factor = Factor(L, inverse)
         g = 2.0 * g_variance.mT[:, None, :]  # [Q, 1, N]
         d_A = mean @ g_mean.mT  # [M, N]
         for gq, Tq in zip(g.unbind(-3), T.unbind(-3), strict=True):
             d_A = torch.addcmul(d_A, gq, Tq)
-        d_Kit = solve_lower_transposed_many(L, d_A)
+        d_Kit = factor.solve_transposed(d_A)
         d_mean = A @ g_mean  # [M, P]
         if _few_rows(A):
             d_R = (g * A) @ B.mT  # [Q, M, M]
@@ -263,5 +353,5 @@ class _ConditionalMoments(torch.autograd.Function):
         # Since d_L = -L^-T W, the backward pass of the factorization (Murray 2016) is -L^-T Phi(W) L^-1, symmetrised,
         # where Phi takes the lower triangle and halves the diagonal.
         phi = W.tril() - 0.5 * torch.diag_embed(W.diagonal(dim1=-2, dim2=-1))
-        half = solve_lower_transposed_many(L, solve_lower_transposed_many(L, phi).mT)
-        return -0.5 * (half + half.mT), None, d_Kit, d_mean, d_R
+        half = factor.solve_transposed(factor.solve_transposed(phi).mT)
+        return -0.5 * (half + half.mT), None, None, d_Kit, d_mean, d_R

@@ -1,7 +1,7 @@
 """A model: a network with Bayesian layers, a likelihood, and inducing inputs."""
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ from vibayes.data import as_rows, check_count
 from vibayes.describe import describe_model
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
-from vibayes.layers.base import Layer
+from vibayes.inspection import LayerFunction, layer_functions
+from vibayes.kernels.deep import check_features
+from vibayes.layers.base import Layer, refuse_batch_statistics
 from vibayes.likelihoods import Likelihood
-from vibayes.means import ZeroMean
 from vibayes.prediction import Prediction
+from vibayes.rotations import check_rotations
 from vibayes.trainable import Batch, TrainableModel
 
 __all__ = ["Model"]
@@ -62,42 +64,69 @@ class Model(TrainableModel):
         layers = [(name or "network", m) for name, m in network.named_modules() if isinstance(m, Layer)]
         if not layers:
             raise ConfigurationError(
-                "The network has no Bayesian layer, so there is nothing to infer. Use vibayes layers such as GP "
-                "inside it."
+                "The network has no Bayesian layer, so there is nothing to infer. Use vibayes layers such as Linear or "
+                "GP inside it, or turn it into a Bayesian one with vibayes.bayesianize(network)."
             )
         self.inducing: nn.Parameter | None = None
         self._width: int | None = None
         first, last = self._ends()
         if isinstance(first, Layer):
-            self.row_shape = (first.in_features,)
+            self.row_shape = first.row_shape
         if isinstance(last, Layer):
             self._width = last.out_features
-        if inducing is not None and all(layer.posterior.local for _, layer in layers):
+        if inducing is not None and not any(layer.posterior.takes_inducing for _, layer in layers):
             raise ConfigurationError(
-                "inducing= gives inputs that all layers share, but every layer of this network has inducing inputs of "
-                "its own. Leave it out, or give them to the layer: LocalInducing(len(z), inputs=z)."
+                "inducing= gives inputs that all layers share, but no layer of this network uses them: posteriors such "
+                "as MeanField need none, and LocalInducing has inducing inputs of its own. Leave it out, or give them to the "
+                "layer: LocalInducing(len(z), inputs=z)."
             )
         if inducing is not None:
             rows = as_rows(inducing, "inducing")
             self._given_inducing = rows.clone()
             self.inducing = nn.Parameter(rows.clone())
             self.row_shape = tuple(rows.shape[1:])
-        if self.inducing is not None and isinstance(first, Layer) and self.row_shape != (first.in_features,):
+        wanted = first.row_shape if isinstance(first, Layer) else None
+        if self.inducing is not None and wanted is not None and self.row_shape != wanted:
             raise ShapeError(
                 f"inducing must have rows of width {first.in_features}, as the network's first layer takes them; got "
                 f"rows of shape {list(self.inducing.shape[1:])}."
             )
-        _check_rotations(network)
+        for module in network.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.register_forward_pre_hook(refuse_batch_statistics)
         bound: list[Layer] = []
         try:
             for name, layer in layers:
                 layer.bind(name, 0 if self.inducing is None else len(self.inducing), layer is last)
                 bound.append(layer)
             self._finish()
+            if self.inducing is not None:
+                self._dry_pass(self.inducing)
+                self._finish()
+            check_rotations(network, self.inducing)
         except Exception:
             for layer in bound:  # a model that could not be built keeps no layers
                 layer.name = None
             raise
+
+    @torch.no_grad()
+    def _dry_pass(self, inducing: Tensor) -> None:
+        """Send the inducing inputs through once, so that layers which wait for shapes get all their parameters.
+
+        What would fail in the first step of training, such as widths that do not fit, fails here.
+        """
+        modes = {module: module.training for module in self.network.modules()}
+        self.network.eval()  # averages of BatchNorm are not for rows in user units
+        try:
+            self._pass(inducing[:1], Draw(n_inducing=len(inducing), jitter=self.jitter, dry=True))
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        waiting = [name for name, layer in self.layers.items() if layer.waits is not None]
+        if waiting:
+            raise ConfigurationError(
+                f"Layer {waiting[0]!r} is part of the network, but its forward does not use it. Take it out."
+            )
 
     @property
     def layers(self) -> dict[str, Layer]:
@@ -122,7 +151,7 @@ class Model(TrainableModel):
     def draws_differ(self) -> bool:
         """Whether one draw's output differs from the next one's, or all is integrated in closed form."""
         last = self._ends()[1]
-        closed = all(m is last and m.posterior.closed_form for m in self.layers.values())
+        closed = all(m.deterministic or (m is last and m.closed_form) for m in self.layers.values())
         return not closed or self.likelihood.n_latent_noise > 0
 
     # -- one draw -----------------------------------------------------------------------------------------------
@@ -130,6 +159,7 @@ class Model(TrainableModel):
     def _pass(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Send data rows through the network in one draw: mean, variance and covariance of the output rows."""
         rows = x if self.inducing is None else torch.cat([self.inducing, x])
+        draw.n_rows = len(rows)
         with draw:
             out = self.network(rows)
         if out.ndim != 2:
@@ -167,8 +197,9 @@ class Model(TrainableModel):
             return function(draw)
 
         zeros = self.jitter.new_zeros(n_samples)
-        if not self.draws_differ and marginal:
-            return torch.utils._pytree.tree_map(lambda t: t[None], one(zeros[0], None))
+        if n_samples == 1 or (not self.draws_differ and marginal):  # no axis of draws is needed
+            alone = None if noise is None else {name: value[0] for name, value in noise.items()}
+            return torch.utils._pytree.tree_map(lambda t: t[None], one(zeros[0], alone))
         in_dims = (0, None if noise is None else 0)
         return torch.func.vmap(one, in_dims=in_dims, randomness="different")(zeros, noise)
 
@@ -226,7 +257,7 @@ class Model(TrainableModel):
         if self.inducing is not None:
             self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing)))
         if isinstance(first, Layer):
-            first.posterior.to_units(self.units)
+            first.posterior.to_units(self.units, first)
         x, y = batch.x, batch.y
         if len(x) > _START_ROWS:  # rows may be sorted
             chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_START_ROWS].to(x.device)
@@ -237,7 +268,8 @@ class Model(TrainableModel):
             zero=self.jitter.new_zeros(()),
             initializing=True,
         )
-        mean, _, _ = self._pass(x, draw)
+        with _checking_features(next(iter(self.layers.values())), first, x):
+            mean, _, _ = self._pass(x, draw)
         self._width = mean.shape[1]
         expected = self.likelihood.latent_features(batch.y.shape[1] if batch.y.ndim == 2 else int(batch.y.max()) + 1)
         if mean.shape[1] < expected or (batch.y.ndim == 2 and mean.shape[1] != expected):
@@ -338,24 +370,50 @@ class Model(TrainableModel):
             drawn = self.units.outputs(drawn[..., : self.likelihood.n_targets(drawn.shape[-1])])
         return drawn[..., 0] if self._squeezes(drawn.shape[-1]) else drawn
 
+    def layer_functions(
+        self, x: Any, n: int = 100, *, grids: Mapping[str, Any] | None = None
+    ) -> dict[str, LayerFunction]:
+        """Posterior draws of what each Bayesian layer does: the uncertainty inside a composition.
 
-def _check_rotations(network: nn.Module) -> None:
-    """Behind a layer whose values are known up to a rotation there must be one that does not notice rotations."""
-    inside = [m for m in network.modules() if isinstance(m, Layer) and m.posterior.rotates]
-    chains = [list(m) for m in network.modules() if type(m) is nn.Sequential]
-    followers = {id(a): b for chain in chains for a, b in itertools.pairwise(chain)}
-    for layer in inside:
-        after = followers.get(id(layer))
-        kernel = getattr(after, "kernel", None)
-        where = f"A layer with a {type(layer.posterior).__name__} posterior"
-        if layer is network or after is None:
-            raise ConfigurationError(f"{where} must stand in an nn.Sequential, directly before a GP layer.")
-        if kernel is None or not kernel.rotation_invariant or not isinstance(after.mean, ZeroMean):
-            what = type(after).__name__ if kernel is None else f"{type(after).__name__} with {type(kernel).__name__}"
-            raise ConfigurationError(
-                f"{where} gives features that are known only up to a rotation, but what follows ({what}) would notice "
-                "one. Put a GP with an isotropic, linear or arc-cosine kernel (no ard, zero mean) directly behind it."
-            )
+        A deep model may be unsure of its output and yet sure of every layer, or the other way round; its layers'
+        variances say which (thesis, App. "Understanding compositional uncertainty").
+
+        Args:
+            x: inputs `[N, ...]`, in user units.
+            n: how many draws.
+            grids: for chosen layers, rows `[G, D]` at which to take their functions instead of at what the layers below
+                make of `x`: the first layer's own function, the second one's, and so on. They are as the layer receives
+                its rows, in the units the model works in.
+
+        Returns:
+            For every layer by name a `LayerFunction`: `inputs` and `draws` `[n, N, P]`, `mean`, `variance`. Rows are
+            drawn jointly, and all layers' values of one draw belong together. Values are in the units the model works
+            in. Of layers known up to a rotation (Wishart), draws are imagined features.
+
+        >>> import vibayes as vb
+        >>> x = torch.linspace(-1, 1, 5)[:, None]
+        >>> layers = [vb.GP(1, kernel=vb.SquaredExponential(1)) for _ in range(2)]
+        >>> model = vb.Model(nn.Sequential(*layers), vb.Gaussian(0.1), inducing=x)
+        >>> inside = model.layer_functions(x, 20, grids={"1": torch.linspace(-2, 2, 7)[:, None]})
+        >>> inside["0"].draws.shape, inside["1"].variance.shape
+        (torch.Size([20, 5, 1]), torch.Size([7, 1]))
+        """
+        return layer_functions(self, x, n, grids)
+
+
+@contextmanager
+def _checking_features(entry: Layer, first: nn.Module, x: Tensor) -> Iterator[None]:
+    """Refuse what a plain network in front of the first Bayesian layer makes of the rows, where it is of no use."""
+
+    def check(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        check_features(arguments[0], f"the network in front of layer {entry.name!r}", x)
+
+    hook = None if entry is first else entry.register_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 def _latent(y: Tensor, kind: str, width: int) -> Tensor:

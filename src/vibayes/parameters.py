@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 
 from vibayes.errors import ConfigurationError, ShapeError
 
-__all__ = ["Hyperparameter", "Positive", "Real", "hyperparameters", "log_prior", "positive"]
+__all__ = ["Hyperparameter", "Positive", "Real", "hyperparameters", "log_prior", "positive", "unchecked"]
 
 
 class Hyperparameter(nn.Module):
@@ -33,20 +33,25 @@ class Hyperparameter(nn.Module):
     def __init__(self, value: float | Tensor, *, learn: bool = True, prior: Distribution | None = None) -> None:
         super().__init__()
         tensor = torch.as_tensor(value, dtype=torch.get_default_dtype()).detach().clone()
-        self.raw = nn.Parameter(self._to_raw(_finite(tensor)), requires_grad=learn)
+        self.raw = nn.Parameter(self.to_raw(_finite(tensor)), requires_grad=learn)
         if prior is not None and not isinstance(prior, Distribution):
             raise ConfigurationError(
                 f"prior must be a torch distribution over the value, such as torch.distributions.Gamma(2.0, 1.0); "
                 f"got {type(prior).__name__}."
             )
-        self.prior = None if prior is None else _unchecked(prior)
+        self.prior = None if prior is None else unchecked(prior)
 
-    def _to_raw(self, value: Tensor) -> Tensor:
+    def to_raw(self, value: Tensor) -> Tensor:
+        """The raw parameter that stands for a value."""
         return value
 
     def from_raw(self, raw: Tensor) -> Tensor:
         """The value that a raw parameter stands for."""
         return raw
+
+    def log_jacobian(self, raw: Tensor) -> Tensor:
+        """`log |d value / d raw|`, summed: what takes a density of `value` to one of `raw`."""
+        return raw.new_zeros(())
 
     @property
     def value(self) -> Tensor:
@@ -63,7 +68,7 @@ class Hyperparameter(nn.Module):
         if tensor.numel() != 1 and tensor.shape != self.raw.shape:
             raise ShapeError(f"Expected a value of shape {tuple(self.raw.shape)}, got {tuple(tensor.shape)}.")
         with torch.no_grad():
-            self.raw.copy_(_filling(self._to_raw(_finite(tensor)), self.raw.shape))
+            self.raw.copy_(_filling(self.to_raw(_finite(tensor)), self.raw.shape))
         return self
 
     def fix(self, value: float | Tensor | None = None) -> Self:
@@ -127,7 +132,8 @@ class Positive(Hyperparameter):
         self.scale = scale
         super().__init__(value, learn=learn, prior=prior)
 
-    def _to_raw(self, value: Tensor) -> Tensor:
+    def to_raw(self, value: Tensor) -> Tensor:
+        """The scaled logarithm."""
         if not bool((value > 0).all()):
             raise ConfigurationError(f"This hyperparameter must be positive, got {value.tolist()}.")
         return value.log() / self.scale
@@ -135,6 +141,10 @@ class Positive(Hyperparameter):
     def from_raw(self, raw: Tensor) -> Tensor:
         """The positive value."""
         return (self.scale * raw).exp() if self.scale != 1.0 else raw.exp()
+
+    def log_jacobian(self, raw: Tensor) -> Tensor:
+        """The derivative of `exp(scale * raw)` is `scale * value`."""
+        return (self.scale * raw + math.log(self.scale)).sum()
 
 
 def positive(value: "float | Tensor | Positive", shape: tuple[int, ...] = ()) -> Positive:
@@ -166,7 +176,7 @@ def _finite(value: Tensor) -> Tensor:
     return value
 
 
-def _unchecked(prior: Distribution) -> Distribution:
+def unchecked(prior: Distribution) -> Distribution:
     """The distribution without torch's checks of values.
 
     They wait for the device, do not work under `vmap`, and would turn a step that went wrong into an error before
@@ -175,7 +185,7 @@ def _unchecked(prior: Distribution) -> Distribution:
     prior = copy.copy(prior)
     prior._validate_args = False
     if isinstance(base := getattr(prior, "base_dist", None), Distribution):
-        prior.__dict__["base_dist"] = _unchecked(base)
+        prior.__dict__["base_dist"] = unchecked(base)
     return prior
 
 

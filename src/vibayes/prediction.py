@@ -104,6 +104,22 @@ class Prediction:
         return self._with(self.mixture.rows(index), covariance)
 
     @classmethod
+    def mixture_of(cls, predictions: Sequence["Prediction"]) -> "Prediction":
+        """The mixture, with equal shares, of predictions of the same rows: by draws of parameters, or by an ensemble."""
+        if not predictions:
+            raise ConfigurationError("mixture_of needs at least one prediction, got none.")
+        first = predictions[0]
+        for other in predictions:
+            same = torch.equal(other._loc, first._loc) and torch.equal(other._scale, first._scale)
+            alike = type(other.mixture) is type(first.mixture) and other.mixture.n_targets == first.mixture.n_targets
+            if not (same and alike) or len(other) != len(first) or other.class_labels != first.class_labels:
+                raise ConfigurationError(
+                    "Cannot mix predictions of different rows, kinds, units or class labels: give all models the same "
+                    "inputs and targets."
+                )
+        return first._with(Mixture.of_draws([p.mixture for p in predictions]), None)
+
+    @classmethod
     def concatenate(cls, predictions: Sequence["Prediction"]) -> "Prediction":
         """Join predictions of the same model and draws over batches of rows; covariances are not kept."""
         if not predictions:

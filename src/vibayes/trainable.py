@@ -1,6 +1,7 @@
 """What every model has in common: a likelihood, units, checked data, and a bound to maximise."""
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from vibayes import linalg
 from vibayes.bound import Bound, Elbo
 from vibayes.data import DataShapeError, Units, as_rows, as_tensor, as_weights, check_count, check_finite
-from vibayes.errors import ConfigurationError, NotFittedError
+from vibayes.errors import ConfigurationError, DataError, NotFittedError
 from vibayes.likelihoods import Likelihood, Mixture
 from vibayes.parameters import log_prior
 from vibayes.prediction import Prediction
+from vibayes.saving import save
 
 __all__ = ["Batch", "TrainableModel"]
 
@@ -161,15 +163,20 @@ class TrainableModel(nn.Module, ABC):
         checked = None if weights is None else as_weights(weights, len(rows), dtype=self.dtype, device=self.device)
         return Batch(self.units.inputs(rows), self.units.targets(targets), checked)
 
-    def initialize(self, x: Any, y: Any) -> None:
+    def initialize(self, x: Any, y: Any, weights: Any = None) -> None:
         """Take everything that depends on the data before training starts: units and starting values.
 
-        `fit` calls this when nobody did. Calling it again starts over from the given data.
+        `fit` calls this when nobody did. Calling it again starts over from the given data. Weights enter the units:
+        a row of weight `w` counts as `w` rows there.
         """
         rows, targets = self._check(x, y)
+        if weights is not None:
+            weights = as_weights(weights, len(rows), dtype=self.dtype, device=self.device)
+            if not bool((weights > 0).any()):
+                raise DataError("Every weight is zero; at least one row must count.")
         self.row_shape = tuple(rows.shape[1:])
         self.target_axes.fill_(2 if as_tensor(y, "y").ndim == 2 else 1)
-        self.units.learn(rows, targets)
+        self.units.learn(rows, targets, weights)
         self._start(Batch(self.units.inputs(rows), self.units.targets(targets)))
         self.ready.fill_(True)
 
@@ -198,6 +205,10 @@ class TrainableModel(nn.Module, ABC):
     def log_prior(self) -> Tensor:
         """Sum of the log-priors of all hyperparameters."""
         return self.jitter.new_zeros(()) + log_prior(self)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the model into a folder, from which `vibayes.load` reads it; see `vibayes.saving.save`."""
+        save(self, folder)
 
     def _squeezes(self, n_targets: int) -> bool:
         """Whether one target column is given back as `[N]`, as it came in."""

@@ -17,11 +17,12 @@ from vibayes.experiments.results import finished
 from vibayes.experiments.runner import Settings, run_sweep
 from vibayes.experiments.sweep import Selection, expand
 from vibayes.experiments.training import load_split, measure
+from vibayes.layers import InverseWishartProcess
 from vibayes.means import IdentityMean, ZeroMean
 from vibayes.model import Model
 from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing
 
-ALL = [(name, model) for name in ("dgp-uci", "dwp-uci") for model in available(get(name))]
+ALL = [(name, model) for name in ("dgp-uci", "dwp-uci") for model in available(get(name)) if model != "DIWP"]
 each_model = pytest.mark.parametrize(("name", "model"), ALL)
 
 
@@ -56,7 +57,7 @@ def test_the_models_are_those_of_the_tables() -> None:
         assert {row["dataset"] for row in rows} == set(experiment.datasets)
         assert not experiment.needs
     assert available(get("dgp-uci")) == ["DSVI", "local inducing", "global inducing"]
-    assert available(get("dwp-uci")) == ["DGP", "DWP", "DWP-A", "DWP-AB"]
+    assert available(get("dwp-uci")) == ["DGP", "DWP", "DWP-A", "DWP-AB", "DIWP"]
     assert all(len(splits) == (5 if d == "protein" else 20) for d, splits in get("dwp-uci").splits.items())
 
 
@@ -128,6 +129,23 @@ def test_chapter_four_has_skip_connections_and_noise_in_hidden_layers() -> None:
         if model == "global inducing":
             assert [layer.posterior.raw_factor[0, 0].item() for layer in (*hidden, last)] == [-2.0, -2.0, 0.0]
         assert isinstance(last.posterior, GlobalInducing if form == "full" else LocalInducing)
+
+
+def test_the_inverse_wishart_process_has_depth_three(settings: Settings) -> None:
+    units = expand(small("dwp-uci"), Selection(models=["DIWP"], steps=3))
+    assert {unit.options["model"]["depth"] for unit in units} == {3}
+    network, _, split = built(units[0])
+    *hidden, last = network.layers.values()
+    width = split.x_train.shape[1]
+    assert [type(layer) for layer in hidden] == [InverseWishartProcess] * 2
+    assert [layer.out_features for layer in hidden] == [width] * 2
+    assert [layer.dof.value.item() for layer in hidden] == pytest.approx([5.0] * 2)
+    assert isinstance(last.posterior, GlobalInducing)
+    summary = run_sweep(units, settings)
+    assert (summary.trained, summary.failed) == (2, [])
+    result = finished(settings.out, units[0])
+    assert result is not None
+    assert all(math.isfinite(value) for value in result["metrics"].values())
 
 
 def test_training_of_chapter_five() -> None:

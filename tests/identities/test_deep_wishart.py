@@ -117,6 +117,7 @@ def test_importance_weights_average_to_the_evidence(mixing: str, width: int) -> 
     with torch.no_grad():
         model.network[1].posterior.pseudo_outputs.mul_(0.3)
         posterior.share.set(-3.0)
+        posterior.V.copy_(0.5 * torch.randn_like(posterior.V))
         posterior.mu.mul_(0.3)
         posterior.sigma.set(1.0 + 0.2 * torch.rand_like(posterior.mu))
         posterior.beta.set(0.45 + 0.02 * torch.rand(posterior.beta.raw.shape))
@@ -135,6 +136,59 @@ def test_importance_weights_average_to_the_evidence(mixing: str, width: int) -> 
     assert error < 0.03
     assert abs(estimate - evidence) < 3.5 * math.hypot(error, evidence_error)
     assert float(bound.value) + 4 * float(bound.stderr) < evidence
+
+
+@pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.parametrize("width", [2, 6])
+def test_one_more_point_with_the_prior_conditional_changes_nothing(mixing: str, width: int) -> None:
+    """Identity 20: the new row of `V` is `K_*u K_uu^-1 V` and the rest of the new point is its prior's.
+
+    Then the extended scale matrix has the factor `[[L, 0], [K_*u K_uu^-1 L, sqrt(K_**.u / nu)]]`, so that
+    `F_* = K_*u K_uu^-1 F_u` plus the prior's residual. With a `B` that is not diagonal there is no such extension:
+    the residual's columns would be correlated.
+    """
+    x, y = X3.repeat(3, 1) + 0.3 * torch.randn(9, 2), Y3.repeat(3)
+    z = torch.randn(5, 2)
+    few, more = (deep(vb.GeneralizedWishart(mixing), width, m) for m in (4, 5))
+    with torch.no_grad():
+        for model in (few, more):
+            model.inducing.copy_(z[: len(model.inducing)])
+            model.likelihood.load_state_dict(few.likelihood.state_dict())
+        a, b = few.network[0].posterior, more.network[0].posterior
+        K = few.network[0].kernel(z) + 1e-10 * torch.eye(5)
+        weights = torch.linalg.solve_ex(K[:4, :4], K[:4, 4]).result  # K_uu^-1 K_u*
+        residual = K[4, 4] - K[4, :4] @ weights
+        nt, nt_more = min(width, 4), min(width, 5)
+        a.V.copy_(0.4 * torch.randn(4, 4))
+        a.mu.copy_(0.5 * torch.randn(4, nt))
+        a.sigma.set(0.4 + torch.rand(4, nt))
+        a.beta.set(0.3 + 0.4 * torch.rand(nt))
+        b.V.zero_()
+        b.V[:4, :4], b.V[4, :4], b.V[4, 4] = a.V, weights @ a.V, (residual / width).sqrt()
+        for posterior in (a, b):
+            posterior.share.set(-1.5)
+        b.mu.zero_()
+        b.mu[:4, :nt] = a.mu
+        b.sigma.set(torch.ones(5, nt_more))
+        b.sigma.raw[:4, :nt] = a.sigma.raw
+        b.beta.raw[:nt] = a.beta.raw  # the shapes of the gammas are the prior's in both
+        if mixing != "plain":
+            a.A.add_(0.3 * torch.randn(4, 4))
+            b.A[:4, :4] = a.A
+        if mixing == "AB":
+            a.B.diagonal().add_(0.3 * torch.rand(nt))
+            b.B[:nt, :nt] = a.B
+            b.sigma.raw[4, :nt] = -a.B.diagonal().log()
+        last, longer = few.network[1].posterior, more.network[1].posterior
+        longer.pseudo_outputs[:4] = last.pseudo_outputs
+        longer.precision.raw[:4] = last.precision.raw
+        longer.precision.raw[4] = -20.0  # no precision: the prior's conditional, as for GP layers
+        bounds = [model.elbo(x, y, n_samples=30_000) for model in (few, more)]
+        difference = abs(float(bounds[0].value - bounds[1].value))
+        assert difference < 4 * math.hypot(*(float(bound.stderr) for bound in bounds))
+        assert min(float(bound.stderr) for bound in bounds) < 0.3
+        b.V[4, :4] *= 0.5  # any other row costs something
+        assert float(bounds[0].value) > float(more.elbo(x, y, n_samples=30_000).value) + 4 * float(bounds[0].stderr)
 
 
 def test_a_deep_wishart_process_trains() -> None:
@@ -170,7 +224,7 @@ def test_what_would_notice_a_rotation_is_refused() -> None:
     ):
         with pytest.raises(vb.ConfigurationError, match="known only up to a rotation"):
             vb.Model(nn.Sequential(hidden(), *behind), vb.Gaussian(), inducing=z)
-    with pytest.raises(vb.ConfigurationError, match="directly before a GP layer"):
+    with pytest.raises(vb.ConfigurationError, match="End the network with a GP layer"):
         vb.Model(hidden(), vb.Gaussian(), inducing=z)
     with pytest.raises(vb.ConfigurationError, match=r"inducing=x\[:100\]"):
         vb.Model(nn.Sequential(hidden(), vb.GP(1, kernel=vb.SquaredExponential(2))), vb.Gaussian())

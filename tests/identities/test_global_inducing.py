@@ -8,6 +8,9 @@ from test_evidence_oracle import log_mean_exp
 from torch import Tensor, nn
 
 import vibayes as vb
+from vibayes import linalg
+from vibayes.draw import Draw
+from vibayes.posteriors.base import Site
 
 X3 = torch.tensor([[-0.8, 0.3], [0.2, -1.1], [1.4, 0.6]], dtype=torch.float64)
 Y3 = torch.tensor([0.7, -0.4, 1.1], dtype=torch.float64)
@@ -121,6 +124,40 @@ def test_the_best_top_layer_has_zero_gradient() -> None:
         last.posterior.pseudo_outputs.add_(0.5)
     moved = torch.autograd.grad(model(batch.x, batch.y, n_samples=50).objective(), top)[0]
     assert float(moved.abs().max()) > 1.0  # away from the optimum there is a gradient to speak of
+
+
+def test_the_best_top_layer_has_no_gradient_in_any_draw_without_the_score_term() -> None:
+    """Identity 6, the exact half: with the parameters of q held fixed in its density, every draw's gradient is zero."""
+    x, y = toy(8)
+    noise = 0.1
+    posterior = vb.GlobalInducing(pseudo_outputs=y, log_precision=-math.log(noise))
+    first = vb.GP(1, kernel=vb.SquaredExponential(1), mean=vb.IdentityMean())
+    last = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=posterior)
+    vb.Model(nn.Sequential(first, last), vb.Gaussian(noise), inducing=x)
+    top = [last.posterior.pseudo_outputs, last.posterior.precision.raw]
+
+    def gradients(score: bool) -> Tensor:
+        with torch.no_grad(), Draw(n_inducing=8, jitter=1e-9):
+            h = first(x)  # the lower layer, as it is in this draw
+            K = last.kernel(h) + 1e-9 * torch.eye(8)
+            L = torch.linalg.cholesky_ex(K).L
+        u = L @ last.posterior.sample(Site("1", L, 1, K), Draw())  # a draw of the top layer, differentiable
+        pseudo, precision = last.posterior.pseudo_outputs, last.posterior.precision.value
+        if not score:
+            pseudo, precision = pseudo.detach(), precision.detach()
+        C = torch.linalg.cholesky_ex(K + torch.diag(1.0 / precision)).L
+        # log q(u) = log p(u) + log N(pseudo; u, Lambda^-1) - log N(pseudo; 0, K + Lambda^-1)
+        seen = torch.distributions.Normal(u[:, 0], precision.rsqrt()).log_prob(pseudo[:, 0]).sum()
+        log_ratio = linalg.log_normal(pseudo, C) - seen
+        log_likelihood = torch.distributions.Normal(u[:, 0], math.sqrt(noise)).log_prob(y[:, 0]).sum()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(log_likelihood + log_ratio, top)])
+
+    for _ in range(5):
+        assert float(gradients(score=False).abs().max()) < 1e-9
+        assert float(gradients(score=True).abs().max()) > 0.1  # zero in expectation only
+    with torch.no_grad():
+        last.posterior.pseudo_outputs.add_(0.3)
+    assert float(gradients(score=False).abs().max()) > 0.1  # away from the optimum
 
 
 def test_from_prior_is_the_prior() -> None:

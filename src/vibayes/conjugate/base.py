@@ -109,7 +109,12 @@ class ConjugateModel(TrainableModel):
         """The terms of the bound on prepared data; one entry, since there is nothing to draw."""
         self._check_noise(y)
         log_likelihood, log_ratio, failures = self._terms(x, y, weights, scale)
-        return Bound(log_likelihood[None], log_ratio[None], self.log_prior(), failures)
+        extra = self._beside_evidence(x, y, weights)
+        return Bound(log_likelihood[None], log_ratio[None], self.log_prior() + extra, failures)
+
+    def _beside_evidence(self, x: Tensor, y: Tensor, weights: Tensor | None) -> float | Tensor:
+        """What the objective of training contains besides the evidence and the priors; nothing by default."""
+        return 0.0
 
     def _batch(self, x: Any, y: Any) -> Batch:
         """Prepared data, with as many targets as the likelihood has noises."""

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from vibayes import linalg
 from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, positive_variance
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, NotFittedError
 from vibayes.kernels.base import Kernel
+from vibayes.kernels.deep import check_features
 from vibayes.likelihoods import Likelihood
 from vibayes.means import Mean, ZeroMean
 from vibayes.trainable import Batch
 
 __all__ = ["ExactGP", "LogMarginalLikelihood"]
+
+# Random choices of rows over which the conditional evidence is averaged in training.
+N_ORDERINGS = 4
 
 
 class LogMarginalLikelihood(NamedTuple):
@@ -47,6 +51,10 @@ class ExactGP(ConjugateModel):
         likelihood: `Gaussian`, whose `noise` is a variance.
         mean: the mean function, zero by default.
         standardize: `None`, `"inputs"`, `"targets"` or `"both"`.
+        conditional: a share between 0 and 1: train on the *conditional* evidence `log p(y_rest | y_share)`, the mean over
+            `N_ORDERINGS` fixed random choices of that share of the rows (Lotfi et al. 2022). It asks how well the model
+            predicts after seeing data, not how well its prior does, and overfits less with many hyperparameters.
+            `elbo` and the history still hold the evidence.
 
     >>> import torch, vibayes as vb
     >>> x = torch.linspace(-3, 3, 20)[:, None]
@@ -56,6 +64,8 @@ class ExactGP(ConjugateModel):
     True
     """
 
+    _given_rows: Tensor
+
     def __init__(
         self,
         kernel: Kernel,
@@ -63,18 +73,36 @@ class ExactGP(ConjugateModel):
         *,
         mean: Mean | None = None,
         standardize: str | None = None,
+        conditional: float | None = None,
     ) -> None:
         super().__init__(likelihood, standardize)
         check_kernel(kernel)
+        if conditional is not None and not 0.0 < conditional < 1.0:
+            raise ConfigurationError(f"conditional must be a share strictly between 0 and 1, got {conditional}.")
         self.kernel = kernel
         self.mean = ZeroMean() if mean is None else mean
+        self.conditional = conditional
+        # which rows the conditional evidence is conditioned on; known once data were seen
+        self.register_buffer("_given_rows", torch.empty(0, 0, dtype=torch.long), persistent=False)
         self.row_shape = (kernel.in_features,)
         self._finish()
 
     def _start(self, batch: Batch) -> None:
         super()._start(batch)
+        check_features(self.kernel.features(batch.x), "the deep kernel", batch.x)
         self.mean.check(self.kernel.in_features, batch.y.shape[1])
         self.mean.initialize(batch.x)
+        if self.conditional is not None:
+            m = self._n_given(len(batch.x), round(self.conditional * len(batch.x)))
+            self._given_rows = _orderings(len(batch.x), N_ORDERINGS, seed=0)[:, :m].to(batch.x.device)
+
+    @staticmethod
+    def _n_given(n: int, m: int) -> int:
+        if not 0 < m < n:
+            raise ConfigurationError(
+                f"The conditional evidence needs rows to condition on and rows to predict; got {m} of {n} to condition on."
+            )
+        return m
 
     def log_marginal_likelihood(self, x: Any, y: Any) -> Float[Tensor, ""]:
         """`log p(y | x)` in nats, differentiable; NaN where `K + noise I` cannot be factorised.
@@ -87,6 +115,33 @@ class ExactGP(ConjugateModel):
         """The log marginal likelihood split into data fit, complexity and constant."""
         batch = self._batch(x, y)
         return self._lml(*batch)[0]
+
+    def conditional_log_marginal_likelihood(
+        self, x: Any, y: Any, n_given: int, *, orderings: int = 20, seed: int = 0
+    ) -> Float[Tensor, ""]:
+        """`log p(y_rest | y_given)`, the evidence of all rows less that of `n_given` random ones.
+
+        By the chain rule the evidence is a sum of predictive log densities, the first of them made by the prior alone;
+        this leaves out the first `n_given` (Lotfi et al. 2022, "Bayesian model selection, the marginal likelihood, and
+        generalization"). The mean over random orderings, in total nats of the other rows.
+        """
+        batch = self._batch(x, y)
+        self._n_given(len(batch.x), n_given)
+        whole = torch.stack(self._lml(*batch)[0]).sum()
+        rows = _orderings(len(batch.x), orderings, seed)[:, :n_given].to(batch.x.device)
+        return whole - self._evidence_of(rows, *batch)
+
+    def _evidence_of(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        """The mean evidence of some of the rows, `[K, m]` indices."""
+        parts = [self._lml(x[r], y[r], None if weights is None else weights[r])[0] for r in rows.unbind()]
+        return torch.stack([torch.stack(terms).sum() for terms in parts]).mean()
+
+    def _beside_evidence(self, x: Tensor, y: Tensor, weights: Tensor | None) -> float | Tensor:
+        if self.conditional is None:
+            return 0.0
+        if self._given_rows.numel() == 0:
+            raise NotFittedError("The conditional evidence needs to know its rows; call model.initialize(x, y) first.")
+        return -self._evidence_of(self._given_rows, x, y, weights)
 
     def _lml(self, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[LogMarginalLikelihood, Tensor]:
         C, white, info = self._whiten(x, y, weights)
@@ -132,17 +187,25 @@ class ExactGP(ConjugateModel):
             "Use a larger noise (likelihood.noise.set), float64, or drop repeated rows.",
         )
         scale = weights.sqrt()[:, None] / self._noise.sqrt()[:, None, None]  # [Q, N, 1]
+        kernel, observed = self.kernel.on_features, self.kernel.features(x)
 
         def moments(rows: Tensor, joint: bool) -> Moment3:
-            A = linalg.solve_lower(C, scale * self.kernel(x, rows))  # [Q, N, N*]
+            new = self.kernel.features(rows)
+            A = linalg.solve_lower(C, scale * kernel(observed, new))  # [Q, N, N*]
             mean = (A.mT @ white)[..., 0].mT + self.mean(rows)  # [N*, P]
             if joint:
-                covariance = (self.kernel(rows) - A.mT @ A).expand(y.shape[1], -1, -1)
+                covariance = (kernel(new) - A.mT @ A).expand(y.shape[1], -1, -1)
                 return mean, positive_variance(covariance.diagonal(dim1=-2, dim2=-1).mT), covariance
-            variance = (self.kernel.diag(rows) - A.square().sum(-2)).mT  # [N*, Q]
+            variance = (kernel.diag(new) - A.square().sum(-2)).mT  # [N*, Q]
             return mean, positive_variance(variance).expand_as(mean), None
 
         return moments
+
+
+def _orderings(n: int, count: int, seed: int) -> Tensor:
+    """Random orders of `n` rows, `[count, n]`."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(n, generator=generator) for _ in range(count)])
 
 
 def check_kernel(kernel: Any) -> None:

@@ -13,6 +13,7 @@ from vibayes.data import as_rows
 from vibayes.errors import ConfigurationError
 from vibayes.inducing import choose_inducing
 from vibayes.kernels.base import Kernel
+from vibayes.kernels.deep import check_features
 from vibayes.likelihoods import Likelihood
 from vibayes.means import Mean, ZeroMean
 from vibayes.posteriors.base import Gaussian as Whitened
@@ -38,7 +39,8 @@ class SGPR(ConjugateModel):
         likelihood: `Gaussian`, whose `noise` is a variance.
         inducing: starting values of the inducing inputs `[M, D]` in user units, or their number M: then
             k-means centres of the training inputs. They are learned, unless
-            `model.inducing.requires_grad_(False)`.
+            `model.inducing.requires_grad_(False)`. With a `DeepKernel` they live in its feature space `[M, W]`,
+            and start at the network's features of the given inputs, or at k-means centres of features.
         mean: the mean function, zero by default.
         standardize: `None`, `"inputs"`, `"targets"` or `"both"`.
 
@@ -70,10 +72,10 @@ class SGPR(ConjugateModel):
         if isinstance(inducing, int) and not isinstance(inducing, bool):
             if inducing < 1:
                 raise ConfigurationError(f"The number of inducing inputs must be positive, got {inducing}.")
-            start = torch.randn(inducing, kernel.in_features)
+            start = torch.randn(inducing, kernel.on_features.in_features)
         else:
-            start = as_rows(inducing, "inducing", shape=self.row_shape)
-            self._given = start.clone()
+            self._given = as_rows(inducing, "inducing", shape=self.row_shape).clone()
+            start = kernel.features(self._given).detach()
         self.inducing = nn.Parameter(start.clone())
         self._finish()
 
@@ -82,16 +84,19 @@ class SGPR(ConjugateModel):
         self.mean.check(self.kernel.in_features, batch.y.shape[1])
         self.mean.initialize(batch.x)
         with torch.no_grad():
+            features = self.kernel.features(batch.x)
+            check_features(features, "the deep kernel", batch.x)
             if self._given is None:
-                start = choose_inducing(batch.x, len(self.inducing), method="kmeans")
+                start = choose_inducing(features, len(self.inducing), method="kmeans")
             else:
-                start = self.units.inputs(self._given.to(self.inducing))
+                start = self.kernel.features(self.units.inputs(self._given.to(self.inducing)))
             self.inducing.copy_(start)
 
-    def _project(self, rows: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m n"], Tensor]:
-        """`A = L^-1 K_zx`, and whether `K_zz` could be factorised."""
-        L, info = linalg.cholesky(self.kernel(self.inducing), self.jitter)
-        return linalg.solve_lower(L, self.kernel(self.inducing, rows)), info
+    def _project(self, features: Float[Tensor, "n w"]) -> tuple[Float[Tensor, "m n"], Tensor]:
+        """`A = L^-1 K_zx`, and whether `K_zz` could be factorised; `x` by what the kernel compares of it."""
+        kernel = self.kernel.on_features
+        L, info = linalg.cholesky(kernel(self.inducing), self.jitter)
+        return linalg.solve_lower(L, kernel(self.inducing, features)), info
 
     def optimal_q(self, x: Any, y: Any) -> Whitened:
         """Titsias's optimal `q(v)`, where `u = mean(z) + L v` with `K_zz = L L^T` (jitter included).
@@ -101,7 +106,7 @@ class SGPR(ConjugateModel):
             noise per output), and `log_det` of the covariance.
         """
         batch = self._batch(x, y)
-        return self._optimal_q(self._project(batch.x)[0], batch)
+        return self._optimal_q(self._project(self.kernel.features(batch.x))[0], batch)
 
     def _optimal_q(self, A: Tensor, batch: Batch) -> Whitened:
         return optimal_gaussian(A, batch.y - self.mean(batch.x), self._noise, batch.weights)
@@ -110,10 +115,11 @@ class SGPR(ConjugateModel):
         self, x: Tensor, y: Tensor, weights: Tensor | None, scale: float | Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         refused = self._needs_all_rows(scale)
-        A, info = self._project(x)
+        features = self.kernel.features(x)
+        A, info = self._project(features)
         q = self._optimal_q(A, Batch(x, y, weights))
         mean = A.mT @ q.mean + self.mean(x)  # [N, P]
-        unexplained = self.kernel.diag(x) - A.square().sum(0)  # diag(K_xx - A^T A)  [N]
+        unexplained = self.kernel.on_features.diag(features) - A.square().sum(0)  # diag(K_xx - A^T A)  [N]
         variance = unexplained[:, None] + (q.factor.mT @ A).square().sum(-2).mT  # [N, Q]
         log_likelihood = self._expected_log_likelihood(mean, variance, y, weights) + refused
         return (
@@ -124,7 +130,7 @@ class SGPR(ConjugateModel):
 
     def _posterior(self) -> Moments:
         batch = self._observed()
-        A, info = self._project(batch.x)
+        A, info = self._project(self.kernel.features(batch.x))
         self._check_factorization(
             info,
             f"inducing kernel matrix (relative jitter {float(self.jitter):.1g})",
@@ -134,8 +140,9 @@ class SGPR(ConjugateModel):
         q = self._optimal_q(A, batch)
 
         def moments(rows: Tensor, joint: bool) -> Moment3:
-            prior = self.kernel(rows) if joint else self.kernel.diag(rows)
-            mean, variance, covariance = project(self._project(rows)[0], q, prior, joint)
+            features, kernel = self.kernel.features(rows), self.kernel.on_features
+            prior = kernel(features) if joint else kernel.diag(features)
+            mean, variance, covariance = project(self._project(features)[0], q, prior, joint)
             return mean + self.mean(rows), variance, covariance
 
         return moments

@@ -109,21 +109,28 @@ class Wishart(MatrixDistribution):
         return self.log_prob_factor(F, 2.0 * F.diagonal(dim1=-2, dim2=-1).log().sum(-1))
 
     def log_prob_factor(
-        self, F: Float[Tensor, "*batch n w"], log_det: Float[Tensor, "*batch"] | None = None
+        self,
+        F: Float[Tensor, "*batch n w"],
+        log_det: Float[Tensor, "*batch"] | None = None,
+        *,
+        whitened: Float[Tensor, "*batch n w"] | None = None,
     ) -> Float[Tensor, "*batch"]:
         """Log density of `G = F F^T`, without forming `G`.
 
         Args:
             F: any factor, `w >= nt`: the factor another distribution drew (rotated and zero-padded as it may be).
             log_det: `log |G_{:nt, :nt}|`, where it is known (`FactorSample.log_det`).
+            whitened: `L^-1 F`, where it is known.
         """
         self._check_factor(F, self.rank)
         n, nu, L = self.event_shape[0], self.nu, self.scale_tril
         if log_det is None:
             log_det = 2.0 * triangularize(F, self.rank).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        if whitened is None:
+            whitened = linalg.solve_lower(L, F)
         return (
             0.5 * (nu - n - 1) * log_det
-            - 0.5 * linalg.solve_lower(L, F).square().sum((-2, -1))  # tr(S^-1 G)
+            - 0.5 * whitened.square().sum((-2, -1))  # tr(S^-1 G)
             - 0.5 * nu * linalg.logdet_factor(L)
             - log_multigamma(nu, self.rank)
             - 0.5 * nu * (n * math.log(2.0) + (n - self.rank) * math.log(math.pi))

@@ -27,6 +27,7 @@ class ModelSpec:
         depths: the depths it is built with; each becomes `model.depth`. Empty: it has none.
         priors: the priors it is built with; each becomes `model.prior`. Empty: it has none.
         columns: further columns of the thesis's table that tell this model's rows, such as `feature_dim`.
+        datasets: the data sets it is run on; all of the experiment's when empty.
     """
 
     builder: str
@@ -35,6 +36,7 @@ class ModelSpec:
     depths: tuple[int, ...] = ()
     priors: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
+    datasets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Experiment:
         note: what to know: choices that the thesis leaves open.
         needs: what is missing before it can run; empty when nothing is.
         script: a module whose function `run` draws figures, for experiments that are not a sweep.
+        runs_of: the experiment whose runs these are, where the same runs stand for tables of their own.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Experiment:
     note: str = ""
     needs: str = ""
     script: str = ""
+    runs_of: str = ""
 
     def options_of(self, model: str, dataset: str) -> dict[str, Any]:
         """All options of one model on one data set: the experiment's, then the data set's, then the model's."""

@@ -1,11 +1,7 @@
 """Figures of the thesis's introduction (chapter 1) and of the symmetric posterior (chapter 2)."""
 
-import json
 import math
-import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +12,8 @@ from vibayes import datasets, plotting
 from vibayes._figures import label_axes, new_figure
 from vibayes.conjugate import SGPR, ExactGP, GaussianBumps, LinearRegression
 from vibayes.conjugate.base import ConjugateModel
-from vibayes.errors import DataError
-from vibayes.experiments.names import pick
-from vibayes.experiments.record import Number, Result, Statement, double_precision, one_thread, provenance
-from vibayes.experiments.results import writable_folder, write_file
+from vibayes.experiments.drawing import Drawing
+from vibayes.experiments.record import Number, Result, Statement
 from vibayes.experiments.symmetric import symm_vi
 from vibayes.kernels import SquaredExponential
 from vibayes.likelihoods import Gaussian
@@ -239,73 +233,7 @@ def _label(name: str) -> str:
     return f"fig:back:{name}" if name == "symm_vi" else f"fig:intro:{name}"
 
 
-def _chosen(figures: Sequence[str] | None) -> list[str]:
-    by_label = {_label(name): name for name in FIGURES}
-    short = None if figures is None else [by_label.get(figure, figure) for figure in figures]
-    return pick(short, FIGURES, "figure")
-
-
-@contextmanager
-def _conditions(seed: int) -> Iterator[None]:
-    """float64, and draws that depend on the seed alone."""
-    with double_precision(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
-
-
-def run(
-    out: str | os.PathLike[str],
-    *,
-    figures: Sequence[str] | None = None,
-    seed: int = 0,
-    report: Callable[[str, dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
-    """Draw the figures into a folder and write their numbers to `intro.json` there.
-
-    Figures whose data files are missing are skipped; the result file says so.
-
-    Args:
-        out: the folder.
-        figures: names or labels; all when None.
-        seed: of the function draws in grey. The toy data have their own.
-        report: called after every figure with its name and its entry of the result file.
-
-    Returns:
-        What the result file says, and its path as "file".
-    """
-    names = _chosen(figures)
-    folder = writable_folder(out)
-    entries: dict[str, Any] = {}
-    begin = time.monotonic()
-    for name in names:
-        entry: dict[str, Any] = {"label": _label(name), "file": None, "skipped": None}
-        start = time.monotonic()
-        try:
-            if name in NEEDS_FILES:
-                datasets.load(NEEDS_FILES[name])
-        except DataError as error:
-            entry["skipped"] = str(error)
-        else:
-            with one_thread(), _conditions(seed):
-                result = FIGURES[name](seed)
-            entry["file"] = plotting.save(result.figure, folder / f"{name}.png").name
-            entry.update(result.to_dict())
-        entry["seconds"] = round(time.monotonic() - start, 3)
-        entries[name] = entry
-        if report is not None:
-            report(name, entry)
-    with one_thread():
-        origin = provenance()
-    found = {
-        "experiment": "intro",
-        **origin,
-        "seed": seed,
-        "seconds": round(time.monotonic() - begin, 3),
-        "figures": entries,
-    }
-    file = folder / "intro.json"
-    write_file(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
-    return {**found, "file": str(file)}
+run = Drawing("intro", FIGURES, {name: _label(name) for name in FIGURES}, NEEDS_FILES).run
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------

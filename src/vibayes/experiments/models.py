@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from vibayes.conjugate.base import ConjugateModel
 from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
+from vibayes.experiments.images import AUGMENTATIONS, POSTERIORS, image_model
 from vibayes.experiments.names import check_name
 from vibayes.kernels import SquaredExponential
-from vibayes.layers import GP
+from vibayes.layers import GP, InverseWishartProcess, Layer
 from vibayes.likelihoods import Gaussian
 from vibayes.means import IdentityMean
 from vibayes.model import Model
@@ -24,9 +26,10 @@ from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing
 from vibayes.posteriors.base import Posterior
 from vibayes.training import schedules
 
-__all__ = ["MODELS", "Builder", "build", "n_steps", "training_options"]
+__all__ = ["MODELS", "AnyModel", "Builder", "build", "n_steps", "training_options"]
 
-Builder = Callable[[Split, Mapping[str, Any]], tuple[Model, dict[str, Any]]]
+AnyModel = Model | ConjugateModel
+Builder = Callable[[Split, Mapping[str, Any]], tuple[AnyModel, dict[str, Any]]]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -52,8 +55,10 @@ def svgp(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any
 _LayerPosterior = Callable[[Mapping[str, Any], Split, int, bool], Posterior]
 
 
-def _deep(posterior: _LayerPosterior) -> Builder:
+def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
     """Builder of a deep GP: `model.depth` GP layers, all but the last as wide as the inputs.
+
+    With `inverse`, those but the last are inverse Wishart layers, whose degrees of freedom start at `dof`.
 
     Options of the section `model`: `depth`, `n_inducing`, `lengthscale` (a number or `"sqrt(D)"`), `variance`, `ard`
     (`"first"` layer only, or `"all"`), `skip` (identity means in hidden layers), `layer_noise` (start of the variance
@@ -68,7 +73,7 @@ def _deep(posterior: _LayerPosterior) -> Builder:
         width = split.x_train.shape[1]
         n_inducing = min(int(chosen.get("n_inducing", 100)), len(split.x_train))
         lengthscale = chosen.get("lengthscale", "sqrt(D)")
-        layers = []
+        layers: list[Layer] = []
         for number in range(depth):
             last = number == depth - 1
             kernel = SquaredExponential(
@@ -77,6 +82,10 @@ def _deep(posterior: _LayerPosterior) -> Builder:
                 lengthscale=math.sqrt(width) if lengthscale == "sqrt(D)" else lengthscale,
                 variance=chosen.get("variance", 1.0),
             )
+            if inverse and not last:
+                dof = chosen.get("dof", 5.0)
+                layers.append(InverseWishartProcess(kernel=kernel, dof=dof, out_features=width))
+                continue
             layers.append(
                 GP(
                     1 if last else width,
@@ -103,7 +112,7 @@ def _depth(chosen: Mapping[str, Any]) -> int:
 
 
 @torch.no_grad()
-def _start_factors(hidden: list[GP], std: float | None) -> None:
+def _start_factors(hidden: list[Layer], std: float | None) -> None:
     """Start the whitened posteriors of the hidden layers at a small standard deviation."""
     for layer in hidden:
         if std is not None and isinstance(layer.posterior, LocalInducing) and layer.posterior.form == "whitened":
@@ -138,6 +147,15 @@ def _dsvi(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) 
     return LocalInducing(n_inducing, form="whitened")
 
 
+def _image(posterior: str) -> Builder:
+    """Builder of an image network; see `images.image_model`."""
+
+    def builder(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
+        return image_model(posterior, split, options), training_options(options, len(split.x_train))
+
+    return builder
+
+
 MODELS: dict[str, Builder] = {
     "SVGP": svgp,
     "DGP": _deep(_global),
@@ -146,10 +164,12 @@ MODELS: dict[str, Builder] = {
     "DWP": _deep(_wishart("plain")),
     "DWP-A": _deep(_wishart("A")),
     "DWP-AB": _deep(_wishart("AB")),
+    **{f"image {posterior}": _image(posterior) for posterior in POSTERIORS},
+    "DIWP": _deep(_global, inverse=True),
 }
 
 
-def build(name: str, split: Split, options: Mapping[str, Any], seed: int) -> tuple[Model, dict[str, Any]]:
+def build(name: str, split: Split, options: Mapping[str, Any], seed: int) -> tuple[AnyModel, dict[str, Any]]:
     """The model of one run, in the run's dtype, and how to train it."""
     builder = MODELS[check_name(name, MODELS, "model")]
     dtype = DTYPES[check_name(options.get("dtype", "float64"), DTYPES, "dtype")]
@@ -181,10 +201,10 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
     """Keyword arguments of `fit`.
 
     The rate falls by `lr_factor` at the fractions `lr_drops` of all steps. With `kl_warmup`, a number of steps, the
-    KL weight rises linearly from 0 to `kl_weight` over the first of them.
+    KL weight rises linearly from 0 to `kl_weight` over the first of them; with `kl_rise`, a fraction, it starts at 0
+    and rises by that fraction of `kl_weight` after every `kl_epochs` epochs. `augment` is a name in `AUGMENTATIONS`.
     """
     training = options["training"]
-    kl_weight, kl_warmup = training.get("kl_weight", 1.0), training.get("kl_warmup")
     steps = n_steps(training, n_data)
     drops = [round(fraction * steps) for fraction in training.get("lr_drops", ())]
     factors = [training.get("lr_factor", 0.1) ** k for k in range(len(drops) + 1)]
@@ -193,7 +213,22 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
         "batch_size": training.get("batch_size"),
         "lr": training.get("lr", 1e-3),
         "lr_schedule": schedules.piecewise(drops, factors) if drops else 1.0,
-        "kl_weight": schedules.linear(0.0, kl_weight, kl_warmup) if kl_warmup else kl_weight,
+        "kl_weight": _kl_schedule(training, n_data),
         "n_samples": training.get("n_samples"),
         "log_every": training.get("log_every", 50),
+        **_augmentation(training),
     }
+
+
+def _kl_schedule(training: Mapping[str, Any], n_data: int) -> float | schedules.Schedule:
+    """The weight of the KL: a number, or rising linearly, or in steps."""
+    kl_weight, kl_warmup, kl_rise = training.get("kl_weight", 1.0), training.get("kl_warmup"), training.get("kl_rise")
+    if kl_rise:
+        epoch = math.ceil(n_data / (training.get("batch_size") or n_data))
+        return schedules.staircase(0.0, kl_rise * kl_weight, int(training.get("kl_epochs", 10)) * epoch, kl_weight)
+    return schedules.linear(0.0, kl_weight, kl_warmup) if kl_warmup else float(kl_weight)
+
+
+def _augmentation(training: Mapping[str, Any]) -> dict[str, Any]:
+    name = training.get("augment")
+    return {} if name is None else {"augment": AUGMENTATIONS[check_name(name, AUGMENTATIONS, "augmentation")]}

@@ -31,6 +31,7 @@ class Number:
         thesis: what the thesis prints; None where it prints nothing.
         reference: what an independent computation of the same set-up got; None where there is none.
         note: why the two need not agree.
+        row: columns that tell the row of a reference table where the number stands.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Number:
     thesis: float | None = None
     reference: float | None = None
     note: str = ""
+    row: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)

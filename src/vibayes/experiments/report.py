@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import vibayes
+from vibayes._page import document, grid, line
 from vibayes.experiments import svg
 from vibayes.experiments.display import duration
 from vibayes.experiments.experiment import Experiment, Unit
@@ -21,28 +22,6 @@ from vibayes.experiments.tables import KEYS, Row, cells_of, telling_columns
 
 __all__ = ["Section", "page"]
 
-CSS = """
-:root{color-scheme:light}
-*{box-sizing:border-box}
-body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif;color:#222;background:#fff;
- margin:0 auto;padding:0 16px 48px;max-width:1180px}
-h1{font-size:1.7em;margin:.9em 0 .2em}h2{margin:1.8em 0 .3em;border-bottom:2px solid #0072B2;padding-bottom:.15em}
-h3{margin:1.4em 0 .4em;font-size:1.05em}p{margin:.4em 0;max-width:75ch;overflow-wrap:anywhere}a{color:#0060a0}
-.small,figcaption{color:#555;font-size:.87em}code{font-size:.92em;overflow-wrap:anywhere}
-.box{overflow-x:auto;border:1px solid #ddd;border-radius:6px;margin:.5em 0}
-table{border-collapse:collapse;font-size:.88em;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:.32em .7em;text-align:right;white-space:nowrap;border-bottom:1px solid #eee}
-th{background:#f6f7f8;font-weight:600}tr:last-child td{border-bottom:0}
-.k{text-align:left}td.wrap{white-space:normal;text-align:left;min-width:11em}
-.t2{display:block;color:#666;font-size:.92em}
-.better{background:#d9f2e3}.equal{background:#eaf1fb}.worse{background:#fbdcd3}.different{background:#fdeccd}.open{background:#f2f2f2}
-.chip{display:inline-block;padding:.05em .6em;border-radius:1em;margin:.15em .25em .15em 0;font-size:.87em}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,270px),1fr));gap:10px}
-.grid svg,.grid img{width:100%;height:auto;border:1px solid #eee;border-radius:6px;display:block}
-.figures{grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr))}
-figure{margin:0}svg text{font:10px system-ui,sans-serif;fill:#444}svg .t{font-size:11px;font-weight:600;fill:#222}
-nav a{margin-right:.9em;white-space:nowrap}
-"""
 
 VERDICTS = ("better", "equal", "worse", "different", "open")
 
@@ -158,12 +137,12 @@ class Section:
             chunk = results[0].get("group", {}).get("chunk") or 1
             cells = (unit.dataset, unit.title.removeprefix(f"{unit.dataset} "), len(results), steps, f"{mean:.1f}",
                      f"{1000 * mean / max(steps, 1):.2f}", chunk, device, unit.options.get("dtype"))  # fmt: skip
-            lines.append(_line(cells, 2))
+            lines.append(line(cells, 2))
         note = (
             '<p class="small">Seconds of a run that trained together with others are those of all of them together: '
             "divide by the number in the column for the cost of one.</p>"
         )
-        return f"<h3>Timings</h3>{_grid(head, lines, 2)}{note}"
+        return f"<h3>Timings</h3>{grid(head, lines, 2)}{note}"
 
     def _origin(self) -> str:
         found = Counter(
@@ -192,7 +171,7 @@ class Section:
             if r.get("events")
         ]
         told = f"<h3>Events</h3><ul class='small'>{''.join(events[:50])}</ul>" if events else ""
-        return f"<h3>How it was run</h3>{_grid(head, lines, 6)}{told}"
+        return f"<h3>How it was run</h3>{grid(head, lines, 6)}{told}"
 
 
 def page(sections: Sequence[Section], folder: Path) -> str:
@@ -222,14 +201,10 @@ def page(sections: Sequence[Section], folder: Path) -> str:
         '<p class="small">Equal: within two combined standard errors of the thesis\'s number and half a unit of its '
         "last printed digit. Open: one split only. A dash: no result of ours. Quoted: the thesis took the number from "
         "elsewhere.</p>",
-        _grid(("experiment", "what", "results", *VERDICTS), lines, 2),
+        grid(("experiment", "what", "results", *VERDICTS), lines, 2),
         *(section.html() for section in sections),
     ]
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>vibayes results</title><style>{CSS}</style></head><body>{''.join(body)}</body></html>\n"
-    )
+    return document("vibayes results", body)
 
 
 # -- pieces -----------------------------------------------------------------------------------------------------
@@ -238,19 +213,6 @@ def page(sections: Sequence[Section], folder: Path) -> str:
 def _chips(counts: Mapping[str, int]) -> str:
     chips = [f'<span class="chip {v}">{counts[v]} {v}</span>' for v in VERDICTS if counts.get(v)]
     return "".join(chips) or '<span class="small">No number of ours beside one of the thesis yet.</span>'
-
-
-def _grid(head: Sequence[str], lines: Sequence[str], left: int) -> str:
-    cells = "".join(f"<th{' class=k' if i < left else ''}>{escape(h)}</th>" for i, h in enumerate(head))
-    return f'<div class="box"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _line(cells: Sequence[Any], left: int) -> str:
-    return (
-        "<tr>"
-        + "".join(f"<td{' class=k' if i < left else ''}>{escape(str(c))}</td>" for i, c in enumerate(cells))
-        + "</tr>"
-    )
 
 
 def _table(name: str, rows: Sequence[Row]) -> str:
@@ -268,7 +230,7 @@ def _table(name: str, rows: Sequence[Row]) -> str:
         name = "Numbers in the thesis's text"
     caption = '<p class="small">Ours with its standard error and the number of splits; below it the thesis\'s.</p>'
     head = [key.replace("_", " ") for key in keys] + metrics
-    return f"<h3>{escape(name)}</h3>{caption}{_grid(head, lines, len(keys))}"
+    return f"<h3>{escape(name)}</h3>{caption}{grid(head, lines, len(keys))}"
 
 
 def _cell(row: Row | None) -> str:
@@ -308,7 +270,7 @@ def _figures(found: FigureResult) -> str:
     ]
     head = ("figure", "number", "ours", "thesis", "reference", "note")
     return (
-        f'<h3>Figures</h3><div class="grid figures">{"".join(parts)}</div><h3>Numbers</h3>{_grid(head, numbers, 2)}'
+        f'<h3>Figures</h3><div class="grid figures">{"".join(parts)}</div><h3>Numbers</h3>{grid(head, numbers, 2)}'
         f'<p class="small">{escape(found.origin)}</p>'
     )
 

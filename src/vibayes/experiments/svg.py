@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Dot", "curves", "dots"]
+from vibayes._page import BLUE, ORANGE, Frame, number, ticks
 
-INK, GRID, BLUE, ORANGE = "#333", "#ddd", "#0072B2", "#D55E00"
+__all__ = ["Dot", "curves", "dots", "ticks"]
 
 
 @dataclass(frozen=True)
@@ -18,66 +18,6 @@ class Dot:
     value: float
     error: float | None
     ours: bool
-
-
-def ticks(low: float, high: float, n: int = 4) -> list[float]:
-    """About `n` round numbers between two numbers.
-
-    >>> ticks(0.0, 1.0)
-    [0.0, 0.5, 1.0]
-    """
-    if not high > low:
-        return [low]
-    raw = (high - low) / n
-    unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _number(value: float) -> str:
-    text = f"{value:.4g}"
-    return f"{value / 1000:g}k" if abs(value) >= 10_000 and value % 1000 == 0 else text
-
-
-class _Frame:
-    """Axes with scales from data to pixels."""
-
-    def __init__(
-        self, width: float, height: float, x: tuple[float, float], y: tuple[float, float], left: float
-    ) -> None:
-        self.width, self.height, self.x, self.y, self.left = width, height, x, y, left
-        self.top, self.bottom, self.right = 26.0, 24.0, 16.0
-
-    def px(self, value: float) -> float:
-        span = self.x[1] - self.x[0] or 1.0
-        return self.left + (value - self.x[0]) / span * (self.width - self.left - self.right)
-
-    def py(self, value: float) -> float:
-        span = self.y[1] - self.y[0] or 1.0
-        return self.height - self.bottom - (value - self.y[0]) / span * (self.height - self.top - self.bottom)
-
-    def svg(self, title: str, parts: Sequence[str]) -> str:
-        return (
-            f'<svg viewBox="0 0 {self.width:g} {self.height:g}" role="img" aria-label="{escape(title)}">'
-            f'<text x="{self.left:g}" y="15" class="t">{escape(title)}</text>{"".join(parts)}</svg>'
-        )
-
-    def x_axis(self) -> list[str]:
-        low, high = self.height - self.bottom, self.top
-        return [
-            f'<line x1="{self.px(t):.1f}" x2="{self.px(t):.1f}" y1="{low:g}" y2="{high:g}" stroke="{GRID}"/>'
-            f'<text x="{self.px(t):.1f}" y="{low + 14:g}" text-anchor="middle">{_number(t)}</text>'
-            for t in ticks(*self.x)
-        ]
-
-    def y_axis(self) -> list[str]:
-        right = self.width - self.right
-        return [
-            f'<line x1="{self.left:g}" x2="{right:g}" y1="{self.py(t):.1f}" y2="{self.py(t):.1f}" stroke="{GRID}"/>'
-            f'<text x="{self.left - 5:g}" y="{self.py(t) + 3.5:.1f}" text-anchor="end">{_number(t)}</text>'
-            for t in ticks(*self.y)
-        ]
 
 
 def curves(title: str, lines: Sequence[tuple[Sequence[float], Sequence[float]]], reference: float | None = None) -> str:
@@ -94,7 +34,7 @@ def curves(title: str, lines: Sequence[tuple[Sequence[float], Sequence[float]]],
         low, high = min(low, reference), max(high, reference)
     margin = 0.05 * (high - low) or 0.1
     last = max((xs[-1] for xs, _ in lines), default=1.0)
-    frame = _Frame(320, 200, (0.0, last), (low - margin, high + margin), 46)
+    frame = Frame(320, 200, (0.0, last), (low - margin, high + margin), 46)
     parts = frame.x_axis() + frame.y_axis()
     for xs, ys in lines:
         points = " ".join(
@@ -123,10 +63,10 @@ def dots(title: str, points: Sequence[Dot], better: int = 0) -> str:
     rows = list(dict.fromkeys(point.row for point in points))
     low, high = _limits(points, better)
     left = 20.0 + 6.0 * max(len(row) for row in rows)
-    frame = _Frame(320, 50.0 + 26.0 * len(rows), (low, high), (0.0, float(len(rows))), left)
+    frame = Frame(320, 50.0 + 26.0 * len(rows), (low, high), (0.0, float(len(rows))), left)
     parts = frame.x_axis()
-    for number, row in enumerate(rows):
-        y = frame.py(len(rows) - number - 0.5)
+    for place, row in enumerate(rows):
+        y = frame.py(len(rows) - place - 0.5)
         parts.append(f'<text x="{left - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{escape(row)}</text>')
     for point in points:
         y = frame.py(len(rows) - rows.index(point.row) - 0.5) + (-4 if point.ours else 4)
@@ -135,7 +75,7 @@ def dots(title: str, points: Sequence[Dot], better: int = 0) -> str:
             x, anchor, text = (
                 (frame.px(low), "start", "\u25c2 {}") if point.value < low else (frame.px(high), "end", "{} \u25b8")
             )
-            shown = text.format(_number(point.value))
+            shown = text.format(number(point.value))
             parts.append(
                 f'<text x="{x:.1f}" y="{y + 3.5:.1f}" text-anchor="{anchor}" style="fill:{colour}">{shown}</text>'
             )

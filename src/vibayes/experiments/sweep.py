@@ -70,12 +70,14 @@ def expand(experiment: Experiment, selection: Selection | None = None) -> list[U
     for dataset in names:
         for model in models:
             spec = experiment.models[model]
+            if spec.datasets and dataset not in spec.datasets:
+                continue
             for depth in _axis(spec.depths, depths):
                 for prior in _axis(spec.priors, chosen.priors):
                     options = _changed(experiment.options_of(model, dataset), chosen, depth, prior)
                     units += [
                         Unit(
-                            experiment=experiment.name,
+                            experiment=experiment.runs_of or experiment.name,
                             dataset=dataset,
                             model=model,
                             builder=spec.builder,

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import vibayes.experiments.dkl_models  # noqa: F401  (adds its models)
 from vibayes import datasets, metrics
+from vibayes.conjugate import ExactGP
 from vibayes.datasets import Split
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.experiment import Unit
-from vibayes.experiments.models import DTYPES, build
+from vibayes.experiments.models import DTYPES, AnyModel, build
 from vibayes.experiments.names import check_name
 from vibayes.model import Model
+from vibayes.stages import network_weights
 from vibayes.training.history import History
 from vibayes.training.replicas import fit_many
 from vibayes.training.schedules import Schedule, as_schedule
@@ -26,6 +29,8 @@ __all__ = ["METRICS", "Watch", "load_split", "measure", "train_group"]
 _ROWS = 4096
 # Draws for the ELBO and for predictions (thesis: 100).
 _DRAWS = 100
+# Data in which a classifier has no business to be sure.
+_OUTSIDE = {"cifar10": "svhn", "mnist": "fashion_mnist"}
 
 Watch = Callable[[int], None]
 
@@ -52,7 +57,7 @@ def train_group(
     checkpoint_seconds: float = 15.0,
     chunk: int | None = None,
     watch: Watch | None = None,
-) -> tuple[list[Model], list[History]]:
+) -> tuple[list[AnyModel], list[History]]:
     """Train the runs of a group, which differ in the split only, together.
 
     Args:
@@ -70,6 +75,7 @@ def train_group(
     ]
     models = [model for model, _ in built]
     options = dict(built[0][1])
+    after: Callable[[AnyModel, Split], None] | None = options.pop("after", None)
     if any(other["steps"] != options["steps"] for _, other in built):
         raise ConfigurationError("Runs of one group must have the same number of steps; give --steps.")
     if watch is not None:
@@ -87,6 +93,9 @@ def train_group(
         chunk=chunk,
         **options,
     )
+    if after is not None:
+        for model, split in zip(models, splits, strict=True):
+            after(model, split)
     return models, histories
 
 
@@ -109,7 +118,7 @@ def _watched(schedule: Schedule, watch: Watch, every: float = 0.5) -> Schedule:
 
 
 @torch.no_grad()
-def measure(model: Model, split: Split, unit: Unit) -> dict[str, float]:
+def measure(model: AnyModel, split: Split, unit: Unit) -> dict[str, float]:
     """The metrics of a trained model.
 
     ELBOs are per data point on the scale the model trains on. RMSE and log likelihood are on the scale of the split's
@@ -123,25 +132,58 @@ def measure(model: Model, split: Split, unit: Unit) -> dict[str, float]:
     return {name: found[name] for name in unit.metrics}
 
 
-def _elbo(model: Model, split: Split, unit: Unit) -> dict[str, float]:
-    n = len(split.x_train)
+def _how(unit: Unit) -> dict[str, Any]:
+    """Draws, and rows at once, from the section `measure` of the options."""
+    chosen = unit.options.get("measure", {})
+    return {"n_samples": int(chosen.get("draws", _DRAWS)), "batch_size": int(chosen.get("rows", _ROWS))}
+
+
+def _elbo(model: AnyModel, split: Split, unit: Unit) -> dict[str, float]:
+    n, how = len(split.x_train), _how(unit)
+    if isinstance(model, Model) and model.likelihood.kind == "regression" and _is_plain(model):
+        return _squared_error(model, split, unit)
     log_likelihood, kl = 0.0, 0.0
-    for rows, targets in zip(torch.split(split.x_train, _ROWS), torch.split(split.y_train, _ROWS), strict=True):
-        part = model.elbo(rows, targets, n_samples=_DRAWS)
+    parts = zip(*(torch.split(rows, how["batch_size"]) for rows in (split.x_train, split.y_train)), strict=True)
+    for rows, targets in parts:
+        part = model.elbo(rows, targets, n_samples=how["n_samples"])
         log_likelihood += float(part.log_likelihood)
         kl += float(part.kl) * len(rows) / n  # the same in every part, up to Monte Carlo
     return {
         "elbo_per_datapoint": (log_likelihood - kl) / n,
         "loss": (kl - log_likelihood) / n,
         "kl_per_datapoint": kl / n,
+        "lml_per_datapoint": (log_likelihood - kl) / n if isinstance(model, ExactGP) else math.nan,
     }
 
 
+def _is_plain(model: Model) -> bool:
+    """Whether a network has nothing to infer but one value of each weight."""
+    return all(layer.deterministic for layer in model.layers.values())
+
+
+def _squared_error(model: Model, split: Split, unit: Unit) -> dict[str, float]:
+    """A plain network has no evidence; its loss is the mean squared error with the penalty of weight decay."""
+    prediction = model.predict(split.x_train, **_how(unit))
+    error = metrics.rmse(prediction, split.y_train.to(model.device)) ** 2
+    square = sum(float(weight.square().sum()) for weight in network_weights(model).values())
+    decay = float(unit.options["training"].get("weight_decay") or 0.0)
+    nothing = dict.fromkeys(("elbo_per_datapoint", "kl_per_datapoint", "lml_per_datapoint"), math.nan)
+    return {"loss": error + 0.5 * decay * square, **nothing}
+
+
 def _predictions(part: str) -> "Measure":
-    def measured(model: Model, split: Split, unit: Unit) -> dict[str, float]:
+    def measured(model: AnyModel, split: Split, unit: Unit) -> dict[str, float]:
         x, y = (split.x_train, split.y_train) if part == "train" else (split.x_test, split.y_test)
-        prediction = model.predict(x, n_samples=_DRAWS, batch_size=_ROWS)
+        prediction = model.predict(x, **_how(unit))
         y = y.to(model.device)
+        if model.likelihood.kind == "classes":
+            return {
+                f"{part}_ll": metrics.log_likelihood(prediction, y),
+                "accuracy_percent": 100.0 * metrics.accuracy(prediction, y),
+                "ece": metrics.ece(prediction, y, bins=20),
+                "misclassified_ll": metrics.misclassified_log_likelihood(prediction, y),
+                "entropy": metrics.mean_entropy(prediction),
+            }
         scale = 1.0
         if unit.options["data"].get("units") == "original":
             scale = float(split.y_std)
@@ -153,10 +195,22 @@ def _predictions(part: str) -> "Measure":
     return measured
 
 
-def _hyperparameters(model: Model, split: Split, unit: Unit) -> dict[str, float]:
+def _entropy_ratio(model: AnyModel, split: Split, unit: Unit) -> dict[str, float]:
+    """Mean entropy of test predictions over that of predictions for another data set, in the same units."""
+    try:
+        other = datasets.load(_OUTSIDE[unit.dataset], dtype=model.dtype).standardized("inputs", like=split)
+    except (KeyError, DataError):  # where there is no such set, or not its files
+        return {"entropy_ratio": math.nan}
+    inside, outside = (model.predict(x, **_how(unit)) for x in (split.x_test, other.x_test))
+    return {"entropy_ratio": metrics.entropy_ratio(inside, outside)}
+
+
+def _hyperparameters(model: AnyModel, split: Split, unit: Unit) -> dict[str, float]:
     """Noise variance, and the smallest, median and largest lengthscale of the first layer."""
     noise: Any = getattr(model.likelihood, "noise", None)
-    kernel: Any = getattr(next(iter(model.layers.values())), "kernel", None)
+    owner: Any = next(iter(model.layers.values())) if isinstance(model, Model) else model
+    kernel: Any = getattr(owner, "kernel", None)
+    kernel = getattr(kernel, "on_features", kernel)
     lengthscale: Any = getattr(kernel, "lengthscale", None)
     found = {name: math.nan for name in ("noise", "lengthscale_min", "lengthscale_median", "lengthscale_max")}
     if noise is not None:
@@ -173,16 +227,21 @@ def _value(parameter: Any) -> Tensor:
     return value.detach().double().cpu()
 
 
-Measure = Callable[[Model, Split, Unit], Mapping[str, float]]
+Measure = Callable[[AnyModel, Split, Unit], Mapping[str, float]]
 
 METRICS: dict[str, Measure] = {
     "elbo_per_datapoint": _elbo,
     "loss": _elbo,
     "kl_per_datapoint": _elbo,
+    "lml_per_datapoint": _elbo,
     "train_rmse": _predictions("train"),
     "train_ll": _predictions("train"),
     "test_rmse": _predictions("test"),
     "test_ll": _predictions("test"),
+    "accuracy_percent": _predictions("test"),
+    "ece": _predictions("test"),
+    "misclassified_ll": _predictions("test"),
+    "entropy_ratio": _entropy_ratio,
     "noise": _hyperparameters,
     "lengthscale_min": _hyperparameters,
     "lengthscale_median": _hyperparameters,

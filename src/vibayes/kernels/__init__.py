@@ -2,6 +2,7 @@
 
 from vibayes.kernels.base import Kernel
 from vibayes.kernels.combinations import ActiveDimensions, Product, Scaled, Sum
+from vibayes.kernels.deep import DeepKernel, lipschitz_bound, spectral_normalize
 from vibayes.kernels.dot_product import ArcCosine, LinearKernel, Polynomial
 from vibayes.kernels.stationary import (
     Matern12,
@@ -17,6 +18,7 @@ __all__ = [
     "ActiveDimensions",
     "ArcCosine",
     "Constant",
+    "DeepKernel",
     "Kernel",
     "LinearKernel",
     "Matern12",
@@ -30,4 +32,6 @@ __all__ = [
     "SquaredExponential",
     "Sum",
     "White",
+    "lipschitz_bound",
+    "spectral_normalize",
 ]

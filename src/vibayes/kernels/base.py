@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vibayes.draw import fits
 from vibayes.errors import ConfigurationError, ShapeError
 
 if TYPE_CHECKING:
@@ -86,11 +87,30 @@ class Kernel(nn.Module, ABC):
         """Whether a rotation of all rows leaves the kernel as it is."""
         return self.depends_on in self.ROTATION_INVARIANT
 
+    def features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n w"]:
+        """The rows that the kernel compares: the inputs themselves, or a network's features of them (`DeepKernel`).
+
+        `kernel(x, z)` is `kernel.on_features(kernel.features(x), kernel.features(z))`. A model that keeps features
+        computes them once per pass, and its inducing inputs live among them.
+        """
+        self._check(x)
+        return x
+
+    @property
+    def on_features(self) -> "Kernel":
+        """The kernel of rows that `features` gave: this kernel itself, unless it is deep."""
+        return self
+
     def _check(self, rows: Tensor) -> None:
-        if rows.ndim != 2 or rows.shape[1] != self.in_features:
+        if not fits(rows, self.in_features):
             raise ShapeError(
                 f"{type(self).__name__}(in_features={self.in_features}) expects rows of shape "
                 f"[N, {self.in_features}], got {list(rows.shape)}."
+            )
+        if rows.shape[1] != self.in_features and not self.rotation_invariant:
+            raise ConfigurationError(
+                f"{type(self).__name__} stands behind a layer whose features are known only up to a rotation, and would "
+                "notice one. Take an isotropic, linear or arc-cosine kernel (no ard)."
             )
 
     def __add__(self, other: "Kernel") -> "Sum":

@@ -2,13 +2,14 @@
 
 import copy
 
+import torch
 from torch import Tensor, nn
 
 from vibayes.draw import Draw, current_draw
 from vibayes.errors import ConfigurationError
 from vibayes.posteriors.base import Posterior
 
-__all__ = ["Layer"]
+__all__ = ["Layer", "refuse_batch_statistics"]
 
 
 class Layer(nn.Module):
@@ -20,9 +21,13 @@ class Layer(nn.Module):
     Attributes:
         in_features: the width of the rows that come in.
         out_features: the width of the rows that go out.
+        row_shape: the shape of one row that comes in, where it is known beforehand.
+        out_shape: the shape of one row that goes out; None until a pass has shown it (convolutions).
+        inducing_features: the width of inducing inputs of the layer's own, mostly `in_features`.
         posterior: the approximating family, with this layer's own variational parameters.
         name: the layer's name in its model.
         is_output: whether the layer's rows are the network's output.
+        waits: for how many inducing rows the variational parameters will be made, where `out_shape` must come first.
     """
 
     def __init__(self, in_features: int, out_features: int, posterior: Posterior) -> None:
@@ -35,9 +40,13 @@ class Layer(nn.Module):
             )
         self.in_features = in_features
         self.out_features = out_features
+        self.row_shape: tuple[int, ...] | None = (in_features,)
+        self.out_shape: tuple[int, ...] | None = (out_features,)
+        self.inducing_features = in_features
         self.posterior = copy.deepcopy(posterior)
         self.name: str | None = None
         self.is_output = False
+        self.waits: int | None = None
 
     def bind(self, name: str, n_inducing: int = 0, is_output: bool = False) -> None:
         """Take a name in a model and create the variational parameters; a second model is refused."""
@@ -46,8 +55,32 @@ class Layer(nn.Module):
                 f"Layer {name!r} already belongs to a Model (as {self.name!r}). A network can be in one Model only: "
                 "build it anew, or copy.deepcopy the whole Model."
             )
-        self.name, self.is_output = name, is_output
-        self.posterior.finish(self, n_inducing)
+        self.name, self.is_output, self.waits = name, is_output, None
+        if self.out_shape is None and self.posterior.takes_inducing and n_inducing > 0:
+            self.waits = n_inducing
+            return
+        try:
+            self.posterior.finish(self, n_inducing)
+        except Exception:
+            self.name = None  # a layer that could not join a model stays free
+            raise
+
+    def complete(self, out_shape: tuple[int, ...]) -> None:
+        """Create variational parameters that waited for the shape of a row that goes out."""
+        if self.waits is not None:
+            self.out_shape = out_shape
+            self.posterior.finish(self, self.waits)
+            self.waits = None
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the moments of its rows are known given the rows that come in."""
+        return self.posterior.closed_form
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether every draw gives the same rows."""
+        return self.posterior.deterministic
 
     def draw(self) -> tuple[Draw, str]:
         """The draw in progress and this layer's name."""
@@ -57,6 +90,22 @@ class Layer(nn.Module):
             raise ConfigurationError(f"{name} is not part of the Model that is running.")
         return draw, self.name
 
+    def inducing_rows(self, inputs: Tensor) -> Tensor:
+        """What the layer keeps of inducing inputs given for it: themselves, or features of them."""
+        return inputs
+
     def initialize(self, rows: Tensor) -> None:
         """Set data-dependent starting values from the rows that reach this layer."""
         self.posterior.initialize(self, rows)
+
+
+def refuse_batch_statistics(module: nn.Module, rows: tuple[Tensor, ...]) -> None:
+    """Refuse batch statistics of rows that differ between draws: torch would only say that it cannot batch them."""
+    average = getattr(module, "running_mean", None)
+    batched = torch._C._functorch.is_batchedtensor
+    if module.training and average is not None and batched(rows[0]) and not batched(average):
+        raise ConfigurationError(
+            f"{type(module).__name__} stands behind a Bayesian layer; its statistics would depend on the draw and on "
+            "the other rows of the batch. Use vibayes.BatchNorm, which takes them from the inducing rows, or call "
+            "eval() on it to keep the averages it has."
+        )

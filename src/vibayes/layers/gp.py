@@ -5,13 +5,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import linalg
+from vibayes.draw import fits
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.kernels.base import Kernel
+from vibayes.kernels.deep import check_features
 from vibayes.kernels.white import White
 from vibayes.layers.base import Layer
 from vibayes.means import Mean, ZeroMean
 from vibayes.parameters import Positive, positive
-from vibayes.posteriors.base import Posterior, Site
+from vibayes.posteriors.base import Gaussian, Posterior, Site
 from vibayes.posteriors.global_inducing import GlobalInducing
 
 __all__ = ["GP"]
@@ -33,6 +35,9 @@ class GP(Layer):
         mean: the mean function, zero by default.
         noise: variance of white noise on the layer's values (hidden layers of a deep GP); none by default.
         posterior: the approximating family; `GlobalInducing()` by default.
+
+    With a `DeepKernel` local inducing inputs live in its feature space. `nn.Sequential(network, GP(...))` with the
+    kernel of the features is the same model, and the shorter way to write it.
 
     >>> import vibayes as vb
     >>> layer = GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))
@@ -56,6 +61,7 @@ class GP(Layer):
             )
         super().__init__(kernel.in_features, out_features, GlobalInducing() if posterior is None else posterior)
         self.kernel = kernel
+        self.inducing_features = kernel.on_features.in_features
         self.mean = ZeroMean() if mean is None else mean
         if not isinstance(self.mean, Mean):
             raise ConfigurationError(f"mean must be a mean function such as ConstantMean(), got {type(mean).__name__}.")
@@ -65,22 +71,26 @@ class GP(Layer):
                 f"A layer with a {type(self.posterior).__name__} posterior must have a zero mean: its Gram matrix is "
                 "Wishart only then. Leave out mean=, or use GlobalInducing()."
             )
-        self.white = None if noise is None else White(self.in_features, variance=positive(noise))
+        self.white = None if noise is None else White(self.inducing_features, variance=positive(noise))
 
-    def covariance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-        """Prior covariance of the layer's values at the rows: the kernel plus the layer's noise."""
-        K: Tensor = self.kernel(x)
+    def covariance(self, x: Float[Tensor, "n w"]) -> Float[Tensor, "n n"]:
+        """Prior covariance of the layer's values at (features of) rows: the kernel plus the layer's noise."""
+        K: Tensor = self.kernel.on_features(x)
         return K if self.white is None else K + self.white(x)
 
-    def variance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    def variance(self, x: Float[Tensor, "n w"]) -> Float[Tensor, " n"]:
         """The diagonal of `covariance`."""
-        diagonal = self.kernel.diag(x)
+        diagonal = self.kernel.on_features.diag(x)
         return diagonal if self.white is None else diagonal + self.white.diag(x)
+
+    def inducing_rows(self, inputs: Float[Tensor, "m d"]) -> Float[Tensor, "m w"]:
+        """What the kernel compares of the inputs: themselves, or a deep kernel's features of them."""
+        return self.kernel.features(inputs)
 
     def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         """Draw the layer's values at the rows, inducing rows first."""
         draw, name = self.draw()
-        if rows.ndim != 2 or rows.shape[1] != self.in_features:
+        if not fits(rows, self.in_features):
             raise ShapeError(
                 f"GP layer {name!r} expects rows of shape [N, {self.in_features}] (its kernel's in_features), "
                 f"got {list(rows.shape)}. Flatten images before it."
@@ -88,42 +98,47 @@ class GP(Layer):
         if draw.initializing:
             self.initialize(rows)
         posterior = self.posterior
-        z = posterior.inputs if posterior.local else rows[: draw.n_inducing]
-        x = rows if posterior.local else rows[draw.n_inducing :]
+        features = self.kernel.features(rows)  # the rows themselves, unless the kernel is deep
+        z = posterior.inputs if posterior.local else features[: draw.n_inducing]
+        x = features if posterior.local else features[draw.n_inducing :]
+        prior_mean = self.mean(rows)  # that of inducing rows first, where they came in
 
         Kii = linalg.add_jitter(self.covariance(z), draw.jitter)  # [M, M]
-        L = draw.cholesky(name, Kii, jitter=False)
-        Kit = self.kernel(z, x)  # [M, N]
-        site = Site(name, L, self.out_features, Kii)
+        factor = draw.factor(name, Kii, jitter=False)
+        Kit = self.kernel.on_features(z, x)  # [M, N]
+        site = Site(name, factor.lower, self.out_features, Kii, factor=factor)
         q = posterior.marginal(site) if draw.marginal else None
+        assert q is None or isinstance(q, Gaussian)
         v = posterior.sample(site, draw) if q is None else q.mean  # [M, P]
         if q is not None:
             draw.add(name, -linalg.gaussian_kl(q.mean, q.factor, q.log_det))
 
         covariance = None
         if q is not None and not draw.joint:
-            mean, change = linalg.conditional_moments(Kii, L, Kit, q.mean, q.factor)  # [N, P]
+            mean, change = linalg.conditional_moments(Kii, factor, Kit, q.mean, q.factor)  # [N, P]
             variance = self.variance(x)[:, None] + change
+        elif not draw.joint:
+            mean, loss = linalg.conditional_rows(factor, Kit, v)  # [N, P], [N]
+            variance = (self.variance(x) - loss)[:, None]  # [N, 1]
         else:
-            A = linalg.solve_lower_many(L, Kit)  # [M, N]
+            A = factor.solve(Kit)  # [M, N]
             mean = A.mT @ v
-            if draw.joint:
-                covariance = (self.covariance(x) - A.mT @ A)[None]  # [1, N, N]
-                if q is not None:
-                    C = q.factor.mT @ A  # R^T A  [P, M, N]
-                    covariance = covariance + C.mT @ C  # [P, N, N]
-                variance = covariance.diagonal(dim1=-2, dim2=-1).mT
-            else:
-                variance = (self.variance(x) - A.square().sum(0))[:, None]  # [N, 1]
-        mean = mean + self.mean(x)
+            covariance = (self.covariance(x) - A.mT @ A)[None]  # [1, N, N]
+            if q is not None:
+                C = q.factor.mT @ A  # R^T A  [P, M, N]
+                covariance = covariance + C.mT @ C  # [P, N, N]
+            variance = covariance.diagonal(dim1=-2, dim2=-1).mT
+        mean = mean + (prior_mean if posterior.local else prior_mean[draw.n_inducing :])
         # Exactly zero or slightly negative only through rounding; the floor keeps the square root differentiable.
         variance = variance.clamp_min(torch.finfo(variance.dtype).tiny).expand_as(mean)
-        inducing = None if posterior.local else L @ v + self.mean(z)
+        inducing = None if posterior.local else factor.lower @ v + prior_mean[: draw.n_inducing]
         return draw.gaussian_rows(name, mean, variance, covariance, inducing)
 
     def initialize(self, rows: Tensor) -> None:
         """Set data-dependent starts of the posterior and the mean function from the rows that come in."""
-        super().initialize(rows)
+        features = self.kernel.features(rows)
+        check_features(features, f"the deep kernel of layer {self.name!r}", rows)
+        super().initialize(features)
         self.mean.initialize(rows)
 
     def extra_repr(self) -> str:

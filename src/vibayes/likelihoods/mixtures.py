@@ -144,6 +144,26 @@ class Mixture(ABC):
             joined["exact"] = all(getattr(m, "exact", False) for m in mixtures)
         return dataclasses.replace(first, **joined)
 
+    @classmethod
+    def of_draws(cls, mixtures: Sequence["Mixture"]) -> "Mixture":
+        """One mixture over the draws of several with equal shares, each of the same rows.
+
+        What all draws of one mixture share, such as the noise, may differ between them.
+        """
+        first = mixtures[0]
+        joined: dict[str, Any] = {}
+        for field in dataclasses.fields(first):
+            values = [getattr(m, field.name) for m in mixtures]
+            if isinstance(values[0], Tensor):  # `[S, ...]`, or `[1, ...]` where all draws share it
+                axes = values[0].ndim - 1
+                joined[field.name] = torch.cat([v.expand(m.n_draws, *[-1] * axes) for v, m in zip(values, mixtures)])
+            elif field.name in ("spacing", "exact"):
+                joined[field.name] = min(values)
+            elif any(v != values[0] for v in values):
+                raise ConfigurationError(f"Cannot mix predictions whose {field.name} differs.")
+        joined["log_weights"] = torch.cat([m.log_weights for m in mixtures]) - math.log(len(mixtures))
+        return dataclasses.replace(first, **joined)
+
     def over_draws(self, values: Tensor) -> Tensor:
         """The weighted mean over draws, the first axis."""
         return weighted_mean(self.log_weights, values)

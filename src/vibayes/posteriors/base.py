@@ -4,31 +4,83 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
+
+from vibayes import linalg
 
 if TYPE_CHECKING:
     from vibayes.data import Units
     from vibayes.draw import Draw
     from vibayes.layers.base import Layer
+    from vibayes.priors import Root
 
-__all__ = ["Gaussian", "Posterior", "Site"]
+__all__ = ["Diagonal", "Gaussian", "Posterior", "Site"]
 
 
 @dataclass(frozen=True)
 class Site:
     """What a posterior needs to know of a layer: inducing values are `u = design @ v`, `v ~ N(0, I)` per output.
 
+    A layer whose design would be too large to write down makes a subclass with `design=None` and gives `moments`.
+
     Attributes:
         name: the layer's name, under which noise is drawn and log ratios are reported.
-        design: `[M, K]`; for a GP the Cholesky factor of the kernel matrix of the inducing rows.
+        design: `[M, K]`; for a GP the Cholesky factor of the kernel matrix of the inducing rows, for a layer of weights
+            the features of the inducing rows times the prior's root. None where the layer has no inducing rows.
         n_out: the number of outputs P.
         gram: `design @ design^T`, where the layer has it already.
+        root: for a layer of weights, the root of the prior's covariance: `w = root.apply(v)`.
+        factor: for a GP the design with its inverse, where that is at hand.
+        rows: for a layer of weights, the rows that came in.
     """
 
     name: str
-    design: Tensor
+    design: Tensor | None
     n_out: int
     gram: Tensor | None = None
+    root: "Root | None" = None
+    factor: linalg.Factor | None = None
+    rows: Tensor | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and device that noise should have."""
+        found = self.design if self.rows is None else self.rows
+        assert found is not None
+        return found
+
+    @property
+    def width(self) -> int:
+        """K, how many whitened values each output has."""
+        if self.root is not None:
+            return self.root.size
+        assert self.design is not None
+        return self.design.shape[-1]
+
+    @property
+    def narrow(self) -> bool:
+        """Whether algebra in K x K matrices is cheaper than in M x M ones, as it is for few weights."""
+        return self.gram is None and (self.design is None or self.design.shape[-1] <= self.design.shape[-2])
+
+    def moments(self, precision: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """`D^T Lambda D` and `D^T Lambda y`: all that a regression onto pseudo-outputs needs in weight space.
+
+        Args:
+            precision: the diagonal of `Lambda`: `[M]`, shared by the outputs, or `[P, M]`.
+            y: pseudo-outputs `[M, P]`.
+
+        Returns:
+            `[K, K]` or, for a precision per output, `[P, K, K]`; and `[K, P]`.
+        """
+        D = self.design
+        assert D is not None
+        if precision.ndim == 1:
+            weighted = precision[:, None] * D  # Lambda D  [M, K]
+            return D.mT @ weighted, weighted.mT @ y
+        M, K = D.shape
+        weighted = (precision.mT[:, :, None] * D[:, None, :]).reshape(M, -1)  # [M, P K]: one product for all outputs
+        return (D.mT @ weighted).view(K, -1, K).transpose(0, 1), D.mT @ (precision.mT * y)
 
 
 @dataclass(frozen=True)
@@ -45,34 +97,79 @@ class Gaussian:
     factor: Tensor
     log_det: Tensor
 
+    def kl(self, site: Site) -> Tensor:
+        """`KL(q(v) || N(0, I))`, summed over outputs."""
+        return linalg.gaussian_kl(self.mean, self.factor, self.log_det)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """`v` `[K, P]` from standard normal noise `[K, P]`."""
+        if self.factor.shape[0] == 1:
+            return self.mean + self.factor[0] @ noise
+        return self.mean + torch.einsum("pij,jp->ip", self.factor, noise)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Independent Gaussians over weights `w = R v`, or the weights themselves where there is no `std`.
+
+    Attributes:
+        mean: `[K, P]`.
+        std: `[K, P]`, or None.
+        log_ratio: what a posterior without `std` reports in place of `-KL`.
+    """
+
+    mean: Tensor
+    std: Tensor | None = None
+    log_ratio: Tensor | None = None
+
+    def kl(self, site: Site) -> Tensor:
+        """`KL(q(w) || p(w))`, summed over outputs."""
+        if self.std is None:
+            assert self.log_ratio is not None
+            return -self.log_ratio
+        assert site.root is not None
+        return site.root.kl(self.mean, self.std)
+
 
 class Posterior(nn.Module, ABC):
     """The approximating family of a layer, and a specification that many layers may be given.
 
     Attributes:
         local: whether the posterior has inducing inputs of its own, `inputs`, instead of the rows that come in.
+        takes_inducing: whether it can make use of inducing rows that come in.
         rotates: whether the layer's values are known only up to a rotation of the outputs.
         closed_form: whether `marginal` gives the distribution of `v`, so that it can be integrated out.
+        deterministic: whether every draw is the same.
+        is_prior: whether it is the prior, hyperparameters included.
     """
 
     local: bool = False
+    takes_inducing: bool = True
     closed_form: bool = False
+    deterministic: bool = False
+    is_prior: bool = False
     rotates: bool = False
     inputs: nn.Parameter
 
     @abstractmethod
     def finish(self, layer: "Layer", n_inducing: int) -> None:
-        """Create the variational parameters, once, when the layer joins a model with so many inducing rows."""
+        """Create the variational parameters, once, when the layer joins a model with so many inducing rows.
+
+        `layer.out_shape` is the shape of one row of its values, `(P,)` or for images `(P, height, width)`.
+        """
 
     @abstractmethod
     def sample(self, site: Site, draw: "Draw") -> Tensor:
         """Draw the whitened values `v` `[K, P]` and report `log p(v) - log q(v)` to the draw."""
 
-    def marginal(self, site: Site) -> Gaussian | None:
-        """The distribution of `v` when it is Gaussian and does not depend on the draw, else None."""
+    def marginal(self, site: Site) -> Gaussian | Diagonal | None:
+        """The distribution of `v` (or of weights) when it is Gaussian and does not depend on the draw, else None.
+
+        The layer then reports `-KL`, and may integrate it out.
+        """
         return None
 
-    def to_units(self, units: "Units") -> None:
+    def to_units(self, units: "Units", layer: "Layer") -> None:
         """Take what the user gave in user units to the model's, where this is the model's first layer."""
         return
 

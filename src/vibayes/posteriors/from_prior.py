@@ -24,12 +24,14 @@ class FromPrior(Posterior):
     0.0
     """
 
+    is_prior = True
+
     def finish(self, layer: "Layer", n_inducing: int) -> None:
         """There are no parameters."""
         return
 
     def sample(self, site: Site, draw: Draw) -> Float[Tensor, "k p"]:
         """Standard normal `v`, with log ratio zero."""
-        v = draw.randn(f"{site.name}.inducing", site.design.shape[-1], site.n_out, like=site.design)
+        v = draw.randn(f"{site.name}.inducing", site.width, site.n_out, like=site.like)
         draw.add(site.name, v.new_zeros(()))
         return v

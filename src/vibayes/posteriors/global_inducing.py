@@ -11,6 +11,7 @@ from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.parameters import Positive
 from vibayes.posteriors.base import Posterior, Site
+from vibayes.posteriors.pseudo import sample_given_pseudo
 
 if TYPE_CHECKING:
     from vibayes.layers.base import Layer
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["GlobalInducing"]
 
 # How much faster than other parameters the log precision moves (thesis, appendix "Parameter scaling for Adam").
-_SCALE = 3.0
+PRECISION_SCALE = 3.0
 
 
 class GlobalInducing(Posterior):
@@ -28,13 +29,15 @@ class GlobalInducing(Posterior):
     `Lambda`, `q(u | rows) ∝ N(u; 0, K) N(y; u, Lambda^-1)`, independently per output (thesis, Sec. "Methods" of the
     chapter on global inducing points). `K` depends on the draw of the layers below, so layers are correlated.
 
-    A draw comes from Matheron's rule, a prior draw corrected by what it misses of the pseudo-outputs, and by Bayes'
-    rule `log p(u) - log q(u) = log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1)`: one factorization, that of
-    `I + T^T K T` with `Lambda = T T^T`.
+    With `u = D v`, `v ~ N(0, I)`, it is one class for all layers. Where there are no more weights than inducing rows
+    (`Linear`, `Conv2d`), `q(v) = N(B^-1 D^T Lambda y, B^-1)` with `B = I + D^T Lambda D` is drawn from as it stands.
+    Otherwise (`GP`, wide `Linear`) a draw comes from Matheron's rule, a prior draw corrected by what it misses of the
+    pseudo-outputs, and by Bayes' rule `log p(u) - log q(u) = log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1)`.
+    Either way there is one factorization.
 
     Args:
-        precision: `"diagonal"` (one diagonal shared by all outputs), `"per_output"` (a diagonal for each) or `"full"`
-            (a full matrix shared by all outputs).
+        precision: `"diagonal"` (one diagonal shared by all outputs; for images one value per inducing image),
+            `"per_output"` (a diagonal for each) or `"full"` (a full matrix shared by all outputs).
         pseudo_outputs: starting values `[M, P]`; standard normal by default, in the last layer the targets of the data
             rows nearest to the inducing inputs.
         log_precision: starting value of the log precision; by default -4, in the last layer 0 (thesis).
@@ -67,18 +70,24 @@ class GlobalInducing(Posterior):
     def finish(self, layer: "Layer", n_inducing: int) -> None:
         """Create pseudo-outputs and precisions."""
         M, P = n_inducing, layer.out_features
+        shape = (M, *(layer.out_shape or (P,)))
         if M == 0:
             raise ConfigurationError(
                 f"Layer {layer.name!r} has a GlobalInducing posterior, which needs inducing inputs: "
                 "Model(network, likelihood, inducing=x[:100])."
             )
-        if self.given_outputs is not None and tuple(self.given_outputs.shape) != (M, P):
+        if self.given_outputs is not None and tuple(self.given_outputs.shape) != shape:
             raise ShapeError(
-                f"pseudo_outputs of layer {layer.name!r} must be [{M}, {P}] (inducing rows, outputs); "
+                f"pseudo_outputs of layer {layer.name!r} must be {list(shape)} (inducing rows, outputs); "
                 f"got {list(self.given_outputs.shape)}."
             )
+        if self.form == "full" and len(shape) > 2:
+            raise ConfigurationError(
+                f"Layer {layer.name!r} gives images, and its precision cannot be full: it must not differ between the "
+                'places of an image. Use GlobalInducing("diagonal"), one value per inducing image.'
+            )
         dtype = torch.get_default_dtype()
-        start = torch.randn(M, P) if self.given_outputs is None else self.given_outputs.detach().to(dtype, copy=True)
+        start = torch.randn(shape) if self.given_outputs is None else self.given_outputs.detach().to(dtype, copy=True)
         self.pseudo_outputs = nn.Parameter(start)
         default = 0.0 if layer.is_output else -4.0
         given = default if self.given_log_precision is None else self.given_log_precision
@@ -89,8 +98,8 @@ class GlobalInducing(Posterior):
                 raise ShapeError('log_precision of a "full" precision is one number or one per inducing row.')
             self.raw_factor = nn.Parameter(torch.diag_embed(half))
         else:
-            shape = (M,) if self.form == "diagonal" else (P, M)
-            self.precision = Positive(log_precision.exp().expand(shape).clone(), scale=_SCALE)
+            of = (M,) if self.form == "diagonal" else (P, M)
+            self.precision = Positive(log_precision.exp().expand(of).clone(), scale=PRECISION_SCALE)
 
     def initialize_targets(self, targets: Float[Tensor, "m p"]) -> None:
         """Start the last layer's pseudo-outputs at targets, unless they were given."""
@@ -99,44 +108,10 @@ class GlobalInducing(Posterior):
                 self.pseudo_outputs.copy_(targets)
 
     def sample(self, site: Site, draw: Draw) -> Float[Tensor, "k p"]:
-        """Draw `v` by Matheron's rule and report `log p - log q`."""
-        y, design = self.pseudo_outputs, site.design  # [M, P], [M, K]
-        M, P = y.shape
-        noise = draw.randn(f"{site.name}.inducing", design.shape[-1] + M, P, like=y)
-        v0, e0 = noise[: design.shape[-1]], noise[design.shape[-1] :]
-        gram = design @ design.mT if site.gram is None else site.gram  # K  [M, M]
-        eye = torch.eye(M, dtype=y.dtype, device=y.device)
-        # With Lambda = T T^T everything is written in B = I + T^T K T >= I, which stays positive definite however
-        # small or large the precisions become; Lambda^-1 is never formed.
+        """Draw `v` given the pseudo-outputs and report `log p - log q`."""
         if self.form == "full":
-            T = linalg.lower_factor(self.raw_factor)
-            B = eye + T.mT @ gram @ T  # [M, M]
-        else:
-            t = self.precision.value.sqrt()  # [M] or [P, M]
-            B = eye + t[..., :, None] * gram * t[..., None, :]  # [M, M] or [P, M, M]
-
-        def transposed(rows: Tensor) -> Tensor:  # T^T rows
-            if self.form == "full":
-                return T.mT @ rows
-            return rows * (t.mT if self.form == "per_output" else t[:, None])
-
-        C = draw.cholesky(f"{site.name}.pseudo", B, jitter=False)
-        seen = transposed(y)  # [M, P]
-        missed = transposed(y - design @ v0) - e0  # what the prior draw and noise miss of the pseudo-outputs
-        if self.form == "per_output":
-            whitened = linalg.solve_lower(C, seen.mT[..., None])  # [P, M, 1]
-            solved = torch.cholesky_solve(missed.mT[..., None], C)[..., 0].mT  # B^-1 missed
-            log_det = linalg.logdet_factor(C).sum()
-        else:
-            inverse = linalg.solve_lower(C, eye)
-            both = inverse @ torch.cat([missed, seen], -1)  # [M, 2 P]
-            solved, whitened = inverse.mT @ both[..., :P], both[..., P:]
-            log_det = P * linalg.logdet_factor(C)
-        v = v0 + design.mT @ (T @ solved if self.form == "full" else transposed(solved))
-        fit = transposed(y - design @ v).square().sum()
-        # log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1); constants and |Lambda| cancel
-        draw.add(site.name, 0.5 * (fit - whitened.square().sum() - log_det))
-        return v
+            return sample_given_pseudo(site, draw, self.pseudo_outputs, None, linalg.lower_factor(self.raw_factor))
+        return sample_given_pseudo(site, draw, self.pseudo_outputs, self.precision.value)
 
     def extra_repr(self) -> str:
         """The form, for `print(model)`."""

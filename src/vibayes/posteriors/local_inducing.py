@@ -1,5 +1,6 @@
 """Local inducing points: a layer with inducing inputs of its own."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,8 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inducing import choose_inducing
 from vibayes.parameters import Positive
 from vibayes.posteriors.base import Gaussian, Posterior, Site
+from vibayes.posteriors.global_inducing import PRECISION_SCALE
+from vibayes.posteriors.pseudo import pseudo_gaussian, sample_given_pseudo
 
 if TYPE_CHECKING:
     from vibayes.layers.base import Layer
@@ -32,13 +35,17 @@ class LocalInducing(Posterior):
       diagonal precision `Lambda` learned (thesis, Sec. "Global inducing points", local version). In `v` it is
       `N(B^-1 L^T Lambda y, B^-1)` with `B = I + L^T Lambda L`.
 
-    Either way `KL(q || p)` is closed-form and `v` is integrated out of the bound.
+    Either way `KL(q || p)` is closed-form and, in a GP, `v` is integrated out of the bound. Layers of weights know the
+    second form only, with `u = D v` and `D` the features of the inducing inputs times the prior's root; inputs and
+    pseudo-outputs start standard normal there, and log precisions at -4 (0 in the last layer), as in the thesis.
 
     Args:
         n_inducing: how many inducing inputs.
-        form: `"whitened"` or `"pseudo"`.
+        form: `"whitened"` (the default for GP layers) or `"pseudo"` (that for layers of weights).
+        precision: of pseudo-outputs: `"diagonal"`, shared by all outputs, or `"per_output"`.
         inputs: starting values of the inducing inputs, `[n_inducing, D]`, as the layer receives its rows (in user
             units where the layer is the model's first). By default k-means centres of the rows that reach the layer.
+            With a `DeepKernel` they live in its feature space: its features of the given inputs, or centres of features.
 
     >>> import vibayes as vb
     >>> layer = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=LocalInducing(20))
@@ -48,6 +55,7 @@ class LocalInducing(Posterior):
     """
 
     local = True
+    takes_inducing = False
     closed_form = True
     inputs: nn.Parameter
     mean: nn.Parameter
@@ -55,9 +63,18 @@ class LocalInducing(Posterior):
     pseudo_outputs: nn.Parameter
     precision: Positive
 
-    def __init__(self, n_inducing: int = 100, *, form: str = "whitened", inputs: Any = None) -> None:
+    def __init__(
+        self,
+        n_inducing: int = 100,
+        *,
+        form: str | None = None,
+        precision: str = "diagonal",
+        inputs: Any = None,
+    ) -> None:
         super().__init__()
-        if form not in ("whitened", "pseudo"):
+        if precision not in ("diagonal", "per_output"):
+            raise ConfigurationError(f'precision must be "diagonal" or "per_output", got {precision!r}.')
+        if form not in (None, "whitened", "pseudo"):
             raise ConfigurationError(f'form must be "whitened" or "pseudo", got {form!r}.')
         if isinstance(n_inducing, bool) or not isinstance(n_inducing, int) or n_inducing < 1:
             raise ConfigurationError(f"n_inducing must be a positive whole number, got {n_inducing!r}.")
@@ -68,64 +85,71 @@ class LocalInducing(Posterior):
             )
         self.n_inducing = n_inducing
         self.form = form
+        self.shared = precision == "diagonal"
         self.given_inputs = rows
 
     def finish(self, layer: "Layer", n_inducing: int) -> None:
         """Create inducing inputs and the parameters of `q`, which starts near the prior."""
         M, D, P = self.n_inducing, layer.in_features, layer.out_features
+        weights: int | None = getattr(layer, "fan_in", None)
+        if weights is not None and self.form == "whitened":
+            raise ConfigurationError(
+                f'Layer {layer.name!r} has weights, and LocalInducing in the form "whitened" is for GP layers. Leave '
+                'form out, or use form="pseudo".'
+            )
+        self.form = self.form or ("whitened" if weights is None else "pseudo")
+        self.closed_form = weights is None or weights <= M
         if self.given_inputs is None:
-            self.inputs = nn.Parameter(torch.randn(M, D))
+            self.inputs = nn.Parameter(torch.randn(M, layer.inducing_features))
         elif self.given_inputs.shape[1] != D:
             raise ShapeError(
                 f"LocalInducing inputs of layer {layer.name!r} must have width {D}, as its rows; "
                 f"got {self.given_inputs.shape[1]}."
             )
         else:
-            self.inputs = nn.Parameter(self.given_inputs.to(torch.get_default_dtype(), copy=True))
+            given = self.given_inputs.to(torch.get_default_dtype(), copy=True)
+            self.inputs = nn.Parameter(layer.inducing_rows(given).detach())
         if self.form == "whitened":
             self.mean = nn.Parameter(torch.zeros(M, P))
             self.raw_factor = nn.Parameter(torch.zeros(P, M, M))
         else:
             self.pseudo_outputs = nn.Parameter(torch.randn(M, P))
-            self.precision = Positive(torch.ones(M))
+            shape = (M,) if self.shared else (P, M)
+            if weights is None:
+                self.precision = Positive(torch.ones(shape))
+            else:
+                start = math.exp(0.0 if layer.is_output else -4.0)
+                self.precision = Positive(torch.full(shape, start), scale=PRECISION_SCALE)
 
     def initialize(self, layer: "Layer", rows: Tensor) -> None:
-        """Put the inducing inputs on k-means centres of the rows, unless they were given."""
-        if self.given_inputs is None:
+        """Put the inducing inputs of a GP on k-means centres of the rows, unless they were given."""
+        if self.given_inputs is None and not hasattr(layer, "fan_in"):
             with torch.no_grad():
                 self.inputs.copy_(choose_inducing(rows, self.n_inducing, method="kmeans"))
 
     @torch.no_grad()
-    def to_units(self, units: Units) -> None:
+    def to_units(self, units: Units, layer: "Layer") -> None:
         """Take given inducing inputs from user units to the model's, where this is the model's first layer."""
         if self.given_inputs is not None:
             given = self.given_inputs.to(self.inputs.dtype).to(self.inputs.device)
-            self.inputs.copy_(units.inputs(given))
+            self.inputs.copy_(layer.inducing_rows(units.inputs(given)))
 
-    def marginal(self, site: Site) -> Gaussian:
-        """`q(v)`, a Gaussian per output."""
+    def marginal(self, site: Site) -> Gaussian | None:
+        """`q(v)`, a Gaussian per output; None for more weights than inducing inputs, where drawing is cheaper."""
+        if not self.closed_form:
+            return None
         if self.form == "whitened":
             log_det = 2.0 * self.raw_factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # [P]
             return Gaussian(self.mean, linalg.lower_factor(self.raw_factor), log_det)
-        return _pseudo_observations(site.design, self.pseudo_outputs, self.precision.value)
+        return pseudo_gaussian(site, self.pseudo_outputs, self.precision.value)
 
-    def sample(self, site: Site, draw: Draw) -> Float[Tensor, "m p"]:
+    def sample(self, site: Site, draw: Draw) -> Float[Tensor, "k p"]:
         """Draw `v` and report `log p(v) - log q(v)`."""
         q = self.marginal(site)
-        noise = draw.randn(f"{site.name}.inducing", *q.mean.shape, like=q.mean)  # [M, P]
-        factor = q.factor.expand(site.n_out, -1, -1)
-        v = q.mean + torch.einsum("pij,jp->ip", factor, noise)
+        if q is None:
+            return sample_given_pseudo(site, draw, self.pseudo_outputs, self.precision.value)
+        noise = draw.randn(f"{site.name}.inducing", *q.mean.shape, like=q.mean)  # [K, P]
+        v = q.draw(noise)
         log_det = q.log_det.expand(site.n_out).sum()
         draw.add(site.name, 0.5 * (noise.square().sum() - v.square().sum() + log_det))
         return v
-
-
-def _pseudo_observations(L: Float[Tensor, "m m"], y: Float[Tensor, "m p"], precision: Float[Tensor, " m"]) -> Gaussian:
-    """The Gaussian over `v` after seeing `y = L v + noise` with independent noise of the given precisions."""
-    scaled = precision[:, None] * L  # Lambda L  [M, M]
-    B = L.mT @ scaled + torch.eye(L.shape[0], dtype=L.dtype, device=L.device)
-    # B >= I, so its factorization cannot fail for lack of definiteness and needs no jitter
-    C, _ = linalg.cholesky(B)
-    mean = torch.cholesky_solve(scaled.mT @ y, C)  # [M, P]
-    R = linalg.solve_lower_transposed(C, torch.eye(L.shape[0], dtype=L.dtype, device=L.device))  # R R^T = B^-1
-    return Gaussian(mean, R[None], -linalg.logdet_factor(C)[None])

@@ -1,7 +1,7 @@
 """The generalized singular Wishart posterior: a GP layer seen through its Gram matrix."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,27 @@ from vibayes.posteriors.base import Posterior, Site
 if TYPE_CHECKING:
     from vibayes.layers.base import Layer
 
-__all__ = ["GeneralizedWishart"]
+__all__ = ["GeneralizedWishart", "check_gram_layer"]
+
+# Starts, chosen by the bound (docs/decisions/wishart-start.md): the share of the learned part of the scale matrix, and
+# the standard deviations below the diagonal of the Bartlett factor (1 under the prior).
+_SHARE = -8.0
+_SIGMA = math.exp(-1.0)
+
+
+def check_gram_layer(layer: "Layer", n_inducing: int) -> None:
+    """Refuse a posterior over Gram matrices where there is no Gram matrix, or where more than it is asked for."""
+    what = "a Wishart posterior" if type(layer).__name__ == "GP" else f"the posterior of {type(layer).__name__}"
+    if n_inducing == 0:
+        raise ConfigurationError(
+            f"Layer {layer.name!r} has {what}, which needs inducing inputs: "
+            "Model(network, likelihood, inducing=x[:100])."
+        )
+    if layer.is_output:
+        raise ConfigurationError(
+            f"Layer {layer.name!r} is the network's output, which {what} knows only up to a rotation. "
+            "End the network with a GP layer that has a GlobalInducing posterior."
+        )
 
 
 class GeneralizedWishart(Posterior):
@@ -58,29 +78,27 @@ class GeneralizedWishart(Posterior):
         self.mixing = mixing
 
     def finish(self, layer: "Layer", n_inducing: int) -> None:
-        """Create the parameters: gammas at the prior's values, the rest of the factor close to its mean."""
+        """Create the parameters: gammas at the prior's values, means at random, small around the prior's zero."""
         M, nu = n_inducing, layer.out_features
-        if M == 0:
-            raise ConfigurationError(
-                f"Layer {layer.name!r} has a Wishart posterior, which needs inducing inputs: "
-                "Model(network, likelihood, inducing=x[:100])."
-            )
-        if layer.is_output:
-            raise ConfigurationError(
-                f"Layer {layer.name!r} is the network's output, which a Wishart posterior knows only up to a rotation. "
-                "End the network with a GP layer that has a GlobalInducing posterior."
-            )
+        check_gram_layer(layer, M)
         nt = min(nu, M)
-        self.V = nn.Parameter(torch.randn(M, M) / math.sqrt(M))
-        self.share = Real(-4.0)  # q = sigmoid(share)
+        self.V = nn.Parameter(torch.eye(M) / math.sqrt(nu))
+        self.share = Real(_SHARE)  # q = sigmoid(share)
         self.alpha = Positive(0.5 * (nu - torch.arange(nt, dtype=torch.get_default_dtype())))
         self.beta = Positive(torch.full((nt,), 0.5))
         self.mu = nn.Parameter(torch.randn(M, nt) / math.sqrt(nu))
-        self.sigma = Positive(torch.full((M, nt), math.exp(-3.0)))
+        self.sigma = Positive(torch.full((M, nt), _SIGMA))
         if self.mixing in ("A", "AB"):
             self.A = nn.Parameter(torch.eye(M))
         if self.mixing == "AB":
             self.B = nn.Parameter(torch.eye(nt))
+
+    @torch.no_grad()
+    def initialize(self, layer: Any, rows: Tensor) -> None:
+        """Put the learned part of the scale matrix where the prior's is: `V V^T = K / nu` in the first draw."""
+        M = self.V.shape[0]
+        K = linalg.add_jitter(layer.covariance(rows[:M]), linalg.default_jitter(rows.dtype))
+        self.V.copy_(linalg.cholesky(K)[0] / math.sqrt(layer.out_features))
 
     def distribution(self, L: Float[Tensor, "m m"], nu: int) -> GeneralizedSingularWishart:
         """The posterior of the Gram matrix, given the factor `L` of its scale matrix."""
@@ -92,17 +110,19 @@ class GeneralizedWishart(Posterior):
     def sample(self, site: Site, draw: Draw) -> Float[Tensor, "m nu"]:
         """Draw imagined features, whitened, and report `log p(G) - log q(G)` ("sticking the landing")."""
         nu, L = site.n_out, site.design
+        assert L is not None
         M = L.shape[-1]
         K = L @ L.mT if site.gram is None else site.gram
         q = torch.sigmoid(self.share.value)
         scale = (1.0 - q) / nu * K + q * (self.V @ self.V.mT)
-        posterior = self.distribution(draw.cholesky(f"{site.name}.scale", scale, jitter=False), nu)
+        posterior = self.distribution(draw.factor(f"{site.name}.scale", scale, jitter=False).lower, nu)
         noise = draw.randn(f"{site.name}.inducing", *posterior.noise_shape[-2:], like=L)
         F, T, log_det = posterior.rsample_factor(noise=noise)  # [M, nt]
         prior = Wishart(None, nu, scale_tril=L / math.sqrt(nu), validate_args=False)
         log_q = posterior.log_prob_bartlett(T, log_det, sticking_the_landing=True)
-        draw.add(site.name, prior.log_prob_factor(F, log_det) - log_q)
-        v = linalg.solve_lower(L, math.sqrt(nu) * F)
+        factor = linalg.Factor(L) if site.factor is None else site.factor
+        v = factor.solve(math.sqrt(nu) * F)  # whitened features, and the prior's Bartlett factor up to a rotation
+        draw.add(site.name, prior.log_prob_factor(F, log_det, whitened=v) - log_q)
         return v if nu <= M else nn.functional.pad(v, (0, nu - M))
 
     def extra_repr(self) -> str:

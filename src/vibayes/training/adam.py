@@ -13,7 +13,17 @@ from vibayes.training.history import History
 from vibayes.training.optim import Adam
 from vibayes.training.problem import Problem
 from vibayes.training.progress import Progress
-from vibayes.training.run import MAX_TRIES, Clock, Options, Saver, generators, give_up, logger, set_generators
+from vibayes.training.run import (
+    ASKED_TO_STOP,
+    MAX_TRIES,
+    Clock,
+    Options,
+    Saver,
+    generators,
+    give_up,
+    logger,
+    set_generators,
+)
 
 __all__ = ["AdamRun"]
 
@@ -51,6 +61,8 @@ class AdamRun:
         self.tries, self.good_looks = [0] * R, [0] * R
         self.sound: list[float] = like.tolist()  # jitter of each replica when it was last well
         self.optimizer = Adam(problem.parameters)
+        # objectives are sums over rows, so the decay of a loss per row counts once for each
+        self.decay = options.weight_decay * torch.tensor(problem.n_data, dtype=like.dtype, device=device)
         # what a step reads
         self.rates = torch.zeros(R, dtype=like.dtype, device=device)
         self.kl_weight = torch.ones((), dtype=like.dtype, device=device)
@@ -125,6 +137,11 @@ class AdamRun:
         gradients = tuple(
             torch.zeros_like(p) if g is None else g for p, g in zip(problem.parameters, gradients, strict=True)
         )
+        if self.options.weight_decay:
+            gradients = tuple(
+                g + problem.spread(self.decay, p) * p.detach() if decayed else g
+                for g, p, decayed in zip(gradients, problem.parameters, problem.decayed, strict=True)
+            )
         if self.options.world_size > 1:
             for gradient in gradients:
                 distributed.all_reduce(gradient)
@@ -181,6 +198,10 @@ class AdamRun:
         shown = [h.per_datapoint[-1] for h in self.histories if h.step]
         if shown:
             self.progress.update(self.step, f"elbo/N {sum(shown) / len(shown):.4f}")
+        if self.options.callback is not None:
+            for r in live:
+                if well[r] and self.options.callback(self.histories[r].last(r)):
+                    self.histories[r].stopped = self.histories[r].stopped or ASKED_TO_STOP
 
     def _forget(self) -> None:
         """Begin a new window."""

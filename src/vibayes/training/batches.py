@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from vibayes.augment import Augment
 from vibayes.data import check_count
-from vibayes.errors import ConfigurationError, DataError
+from vibayes.errors import ConfigurationError, DataError, ShapeError
 from vibayes.trainable import Batch, TrainableModel
 
 __all__ = ["Batches", "InMemory", "as_batches"]
@@ -28,10 +29,22 @@ class Batches(ABC):
     Attributes:
         n_data: how many rows there are in all.
         batch_size: how many rows a batch has.
+        augment: changes the inputs of a batch at random, in every step anew.
     """
 
     n_data: int
     batch_size: int
+    augment: Augment | None = None
+
+    def augmented(self, x: Tensor) -> Tensor:
+        """Inputs of a batch after the augmentation, if there is one."""
+        if self.augment is None:
+            return x
+        changed = self.augment(x)
+        if not isinstance(changed, Tensor) or changed.shape != x.shape:
+            got = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+            raise ShapeError(f"augment must return inputs of the same shape, {list(x.shape)}; it returned {got}.")
+        return changed
 
     @abstractmethod
     def start(self) -> tuple[Any, ...]:
@@ -204,8 +217,18 @@ def _parts(batch: Any, source: str) -> tuple[Any, ...]:
     return tuple(batch)
 
 
-def as_batches(data: Any, batch_size: int | None, seed: int) -> Batches:
+def as_batches(data: Any, batch_size: int | None, seed: int, augment: Augment | None = None) -> Batches:
     """A source of batches from `(x, y)`, `(x, y, weights)`, a `Dataset` or a `DataLoader`."""
+    source = _as_batches(data, batch_size, seed)
+    if augment is not None and not callable(augment):
+        raise ConfigurationError(
+            f"augment must be a function from images to images such as augment.RandomFlip(), got {augment!r}."
+        )
+    source.augment = augment
+    return source
+
+
+def _as_batches(data: Any, batch_size: int | None, seed: int) -> Batches:
     if batch_size is not None:
         check_count(batch_size, "batch_size")
     if isinstance(data, DataLoader):

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
+from vibayes.augment import Augment
 from vibayes.errors import ConfigurationError
 from vibayes.trainable import TrainableModel
 from vibayes.training.adam import AdamRun
 from vibayes.training.batches import as_batches
 from vibayes.training.checkpoint import Keeper
-from vibayes.training.history import History
+from vibayes.training.history import Callback, History
 from vibayes.training.lbfgs import LbfgsRun
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
@@ -44,6 +45,9 @@ def fit(
     graph: bool | None = None,
     compile: bool = False,
     noise: Noise | None = None,
+    callback: Callback | None = None,
+    weight_decay: float = 0.0,
+    augment: Augment | None = None,
 ) -> History:
     """Train a model by maximising its bound (or evidence) and return the history.
 
@@ -79,6 +83,15 @@ def fit(
         graph: on a GPU, capture the step in a CUDA graph; where possible when None.
         compile: compile the bound with `torch.compile`, which takes about half a minute first; see docs/decisions.
         noise: prepared noise of the draws at a step, `[S, ...]` by name; for comparisons.
+        callback: called with each new entry of the history, a `Logged` (`.step`, `.elbo`, `.numbers()`), to write it
+            to a logger; training ends when it returns something true. Under `torchrun` it is called in every process
+            and must answer alike.
+        weight_decay: with Adam, adds `weight_decay / 2 * |w|^2` to the loss per row, where `w` are the weights of plain
+            torch modules and of `Point` layers; hyperparameters and variational parameters have priors instead. The
+            history's bound does not contain it.
+        augment: with Adam, changes the inputs of every batch at random, on the device: a function such as
+            `augment.Compose(augment.RandomCrop(4), augment.RandomFlip())`. It sees inputs in the model's units. The
+            bound of augmented data is not a bound for the data themselves.
 
     >>> import torch, vibayes as vb
     >>> x = torch.linspace(0, 1, 20, dtype=torch.float64)[:, None]
@@ -108,16 +121,18 @@ def fit(
         graph=graph,
         compile=compile,
         world_size=world,
+        callback=callback,
+        weight_decay=weight_decay,
     )
     check_options(options, n_samples, [lr])
-    _check_optimizer(name, options)
+    _check_optimizer(name, options, augment)
     model.to(place)
-    batches = as_batches(data, batch_size, seed)
+    batches = as_batches(data, batch_size, seed, augment)
 
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         torch.manual_seed(seed)
         if not bool(model.ready):
-            model.initialize(*batches.start()[:2])
+            model.initialize(*batches.start())
         batches.begin(model)
         if name == "lbfgs" and batches.batch_size < batches.n_data:
             raise ConfigurationError(
@@ -143,10 +158,14 @@ def fit(
             return run.train()[0]
 
 
-def _check_optimizer(name: str, options: Options) -> None:
+def _check_optimizer(name: str, options: Options, augment: Augment | None) -> None:
     if name not in ("adam", "lbfgs"):
         raise ConfigurationError(f"optimizer must be 'adam' or 'lbfgs', got {name!r}.")
     if options.restarts > 1 and name != "lbfgs":
         raise ConfigurationError("restarts go with optimizer='lbfgs'; for Adam, train several models with fit_many.")
+    if options.weight_decay and name != "adam":
+        raise ConfigurationError("weight_decay goes with optimizer='adam'; with L-BFGS give hyperparameters priors.")
+    if augment is not None and name != "adam":
+        raise ConfigurationError("augment goes with optimizer='adam': L-BFGS needs the same data at every step.")
     if options.world_size > 1 and name != "adam":
         raise ConfigurationError("Training on several processes goes with optimizer='adam'.")

@@ -1,12 +1,13 @@
 """What happened during training, step by step."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["History"]
+__all__ = ["Callback", "History", "Logged"]
 
 
 @dataclass
@@ -73,6 +74,20 @@ class History:
 
         return learning_curve(self, ax=ax)
 
+    def last(self, replica: int = 0) -> "Logged":
+        """The newest entry, as a callback gets it."""
+        return Logged(
+            step=self.step[-1],
+            elbo=self.elbo[-1],
+            per_datapoint=self.per_datapoint[-1],
+            log_likelihood=self.log_likelihood[-1],
+            kl=self.kl[-1],
+            noise=self.noise[-1],
+            lr=self.lr[-1],
+            seconds=self.seconds[-1],
+            replica=replica,
+        )
+
     def __len__(self) -> int:
         return len(self.step)
 
@@ -83,3 +98,35 @@ class History:
             f"History({self.step[-1]} steps, elbo {self.elbo[0]:.4g} -> {self.elbo[-1]:.4g}, "
             f"{self.seconds[-1]:.1f} s, {self.stopped or 'unfinished'})"
         )
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One entry of a `History`, as `fit(callback=...)` hands it on; see there for what the numbers are.
+
+    Attributes:
+        replica: which of the models of `fit_many` it is about; 0 for `fit`.
+
+    >>> history = History(n_data=10)
+    >>> history.log(step=50, log_likelihood=-5.0, kl=1.0, noise=0.1, lr=0.01, seconds=2.0)
+    >>> history.last().numbers()["per_datapoint"]
+    -0.6
+    """
+
+    step: int
+    elbo: float
+    per_datapoint: float
+    log_likelihood: float
+    kl: float
+    noise: float
+    lr: float
+    seconds: float
+    replica: int = 0
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers by name, without step and replica: what a logger writes down."""
+        return {name: value for name, value in asdict(self).items() if name not in ("step", "replica")}
+
+
+# Called with every logged entry; an answer that is true ends the training (of that replica).
+Callback = Callable[[Logged], object]

@@ -12,7 +12,17 @@ from vibayes.parameters import hyperparameters
 from vibayes.training.history import History
 from vibayes.training.problem import Single
 from vibayes.training.progress import Progress
-from vibayes.training.run import MAX_TRIES, Clock, Options, Saver, generators, give_up, logger, set_generators
+from vibayes.training.run import (
+    ASKED_TO_STOP,
+    MAX_TRIES,
+    Clock,
+    Options,
+    Saver,
+    generators,
+    give_up,
+    logger,
+    set_generators,
+)
 
 __all__ = ["LbfgsRun"]
 
@@ -41,7 +51,7 @@ class LbfgsRun:
         self.first = copy.deepcopy(self.model.state_dict())
         self.best: dict[str, Any] | None = None
         self.good: dict[str, Any] = {}
-        self.restart = 0
+        self.restart, self.asked_to_stop = 0, False
         self._last: Bound | None = None
         self._worst = math.inf
         self._new_optimizer()
@@ -70,7 +80,7 @@ class LbfgsRun:
             while self.restart < self.options.restarts:
                 self.converge()
                 self.keep_best()
-                self.restart += 1
+                self.restart = self.options.restarts if self.asked_to_stop else self.restart + 1
                 if self.restart < self.options.restarts:
                     self.new_start()
                 self.good = self.state()
@@ -83,7 +93,7 @@ class LbfgsRun:
         assert self.best is not None
         self.model.load_state_dict(self.best["model"])
         self.history = History.from_dict(copy.deepcopy(self.best["history"]))
-        if self.options.restarts > 1:
+        if self.options.restarts > 1 and not self.asked_to_stop:
             self.history.stopped += f" (best of {self.options.restarts} starts)"
         return [self.history]
 
@@ -113,6 +123,8 @@ class LbfgsRun:
                 self.history.stopped = "L-BFGS converged"
             self.good = self.state()
             self.save(self.good)
+            if self.options.callback is not None and self.options.callback(self.history.last()):
+                self.asked_to_stop, self.history.stopped = True, ASKED_TO_STOP
         if not self.history.stopped:
             self.history.stopped = f"used up {self.last_step} iterations"
 

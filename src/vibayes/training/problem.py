@@ -15,6 +15,7 @@ from torch import Tensor
 from vibayes.bound import Bound
 from vibayes.errors import ConfigurationError
 from vibayes.parameters import Hyperparameter
+from vibayes.stages import network_weights
 from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import Batches, InMemory
 
@@ -31,6 +32,7 @@ class Problem(ABC):
         replicas: R.
         n_data: how many rows each replica has.
         parameters: the tensors to optimize; with replicas, the first axis is theirs.
+        decayed: for each of them, whether it is a weight of a network, which weight decay shrinks.
         jitter: `[R]`, changed in place.
         device: where it all is.
     """
@@ -38,6 +40,7 @@ class Problem(ABC):
     replicas: int
     n_data: list[int]
     parameters: list[Tensor]
+    decayed: list[bool]
     jitter: Tensor
     device: torch.device
 
@@ -115,7 +118,9 @@ class Single(Problem):
 
     def __init__(self, model: TrainableModel, batches: Batches, n_samples: int, prepared: Noise | None = None) -> None:
         self.model, self.batches, self.n_samples = model, batches, n_samples
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        weights = network_weights(model)
+        self.parameters, self.decayed = list(trained.values()), [name in weights for name in trained]
         self.jitter = model.jitter.view(1)
         self.device = model.device
         self.n_data = [batches.n_data]
@@ -150,6 +155,7 @@ class Single(Problem):
     def bound(self) -> Bound:
         """The bound of the one model, with an axis of one replica in front."""
         batch = self._current()
+        batch = batch._replace(x=self.batches.augmented(batch.x))
         # a loader's last batch may be shorter than the others
         scale = self._scale if self._rows is not None else self.batches.n_data / len(batch.x)
         found: Bound = self.model(

@@ -1,5 +1,6 @@
 """`fit_many`: train many models of one architecture as one computation."""
 
+import dataclasses
 import logging
 import os
 import time
@@ -10,12 +11,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from vibayes.augment import Augment
 from vibayes.errors import ConfigurationError, ShapeError, TrainingError
 from vibayes.trainable import TrainableModel
 from vibayes.training.adam import AdamRun
 from vibayes.training.batches import InMemory, as_batches
 from vibayes.training.checkpoint import Keeper
-from vibayes.training.history import History
+from vibayes.training.history import Callback, History, Logged
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
 from vibayes.training.run import (
@@ -57,6 +59,9 @@ def fit_many(
     graph: bool | None = None,
     compile: bool = False,
     noise: Noise | None = None,
+    callback: Callback | None = None,
+    weight_decay: float = 0.0,
+    augment: Augment | None = None,
 ) -> list[History]:
     """Train models of one architecture (splits, seeds, starts, learning rates) together, by Adam.
 
@@ -87,6 +92,10 @@ def fit_many(
         graph: capture the step in a CUDA graph; where possible when None.
         compile: compile the bound with `torch.compile`, which takes about half a minute first; see docs/decisions.
         noise: prepared noise of the draws at a step, `[R, S, ...]` by name; for comparisons.
+        callback: see `fit`; called for each model, whose number is `Logged.replica`. An answer that is true ends the
+            training of that one.
+        weight_decay: see `fit`.
+        augment: see `fit`.
 
     >>> import torch, vibayes as vb
     >>> x = torch.linspace(-1, 1, 20)[:, None]
@@ -115,15 +124,17 @@ def fit_many(
         tolerance=tolerance,
         graph=graph,
         compile=compile,
+        callback=callback,
+        weight_decay=weight_decay,
     )
     check_options(options, n_samples, rates)
-    sources = [_source(data, batch_size, s) for data, s in zip(datasets, seeds, strict=True)]
+    sources = [_source(data, batch_size, s, augment) for data, s in zip(datasets, seeds, strict=True)]
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         for model, source, s in zip(models, sources, seeds, strict=True):
             torch.manual_seed(s)
             model.to(place)
             if not bool(model.ready):
-                model.initialize(*source.start()[:2])
+                model.initialize(*source.start())
             source.begin(model)
         _check_sizes(sources)
         size = chunk or _kept_chunk(checkpoint) or _chunk(models, sources, options, place)
@@ -141,7 +152,7 @@ def fit_many(
                     _keep_chunk(checkpoint, size)
                 try:
                     problem = _problem(models[part], sources[part], options.n_samples, noise)
-                    histories += _train(problem, options, keeper, shown, rates[part])
+                    histories += _train(problem, _counted_from(first, options), keeper, shown, rates[part])
                 except torch.OutOfMemoryError as error:
                     if smaller or size == 1:
                         raise TrainingError(
@@ -211,12 +222,24 @@ def _each(value: "T | Sequence[T]", R: int, what: str) -> list[T]:
     return values
 
 
+def _counted_from(first: int, options: Options) -> Options:
+    """Options whose callback hears of replicas by their number among all models, not in their chunk."""
+    callback = options.callback
+    if callback is None or first == 0:
+        return options
+
+    def counted(logged: Logged) -> object:
+        return callback(dataclasses.replace(logged, replica=first + logged.replica))
+
+    return dataclasses.replace(options, callback=counted)
+
+
 def _seeds(seed: int | Sequence[int], R: int) -> list[int]:
     return [seed + r for r in range(R)] if isinstance(seed, int) else _each(seed, R, "seed")
 
 
-def _source(data: Any, batch_size: int | None, seed: int) -> InMemory:
-    source = as_batches(data, batch_size, seed)
+def _source(data: Any, batch_size: int | None, seed: int, augment: Augment | None) -> InMemory:
+    source = as_batches(data, batch_size, seed, augment)
     if not isinstance(source, InMemory):
         raise ConfigurationError("fit_many takes data in memory, (x, y) or (x, y, weights); use fit for a DataLoader.")
     return source

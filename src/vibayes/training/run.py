@@ -12,9 +12,11 @@ from torch import Tensor
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, TrainingError
 from vibayes.trainable import TrainableModel
 from vibayes.training.batches import Batches
+from vibayes.training.history import Callback
 from vibayes.training.schedules import Schedule
 
 __all__ = [
+    "ASKED_TO_STOP",
     "MAX_TRIES",
     "Clock",
     "Options",
@@ -31,6 +33,7 @@ __all__ = [
 logger = logging.getLogger("vibayes")
 
 MAX_TRIES = 5
+ASKED_TO_STOP = "the callback asked to stop"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Options:
     graph: bool | None = None
     compile: bool = False
     world_size: int = 1
+    callback: Callback | None = None
+    weight_decay: float = 0.0
 
 
 class Saver(Protocol):
@@ -106,6 +111,7 @@ def fingerprint(
     def plain(values: list[Any]) -> Any:
         return values[0] if len(values) == 1 else values
 
+    augment = sources[0].augment
     return {
         "parameters": [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters()],
         "data": plain([s.digest() for s in sources]),
@@ -117,6 +123,8 @@ def fingerprint(
         "seed": plain(seeds),
         "log_every": options.log_every,
         "restarts": options.restarts,
+        **({"weight_decay": options.weight_decay} if options.weight_decay else {}),
+        **({} if augment is None else {"augment": getattr(augment, "__qualname__", repr(augment))}),
     }
 
 
@@ -145,6 +153,10 @@ def check_options(options: Options, n_samples: int | None, rates: list[float]) -
     for key, value in whole.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigurationError(f"{key} must be a positive whole number, got {value!r}.")
+    if options.callback is not None and not callable(options.callback):
+        raise ConfigurationError(f"callback must be a function of a log entry, got {type(options.callback).__name__}.")
+    if not options.weight_decay >= 0:
+        raise ConfigurationError(f"weight_decay must not be negative, got {options.weight_decay}.")
     for rate in rates:
         if not rate > 0:
             raise ConfigurationError(f"lr must be positive, got {rate}.")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from vibayes.bound import Bound
+from vibayes.stages import network_weights
 from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import InMemory
 from vibayes.training.problem import Noise, Problem, mean_noise
@@ -49,6 +50,8 @@ class Stacked(Problem):
             name: torch.stack(tensors) for name, tensors in _by_name([_stackable(m) for m in models]).items()
         }
         self.parameters = [p for p in self._parameters.values() if p.requires_grad]
+        weights = network_weights(self.base)
+        self.decayed = [name in weights for name, p in self._parameters.items() if p.requires_grad]
         self.jitter = self._buffers["jitter"]
         self._data = _padded([source.data for source in sources])
         self._full = all(source.batch_size == source.n_data for source in sources)
@@ -74,6 +77,7 @@ class Stacked(Problem):
         if not self._full:
             x, y = x[self._index, self._rows], y[self._index, self._rows]
             weights = None if weights is None else weights[self._index, self._rows]
+        x = self.sources[0].augmented(x.flatten(0, 1)).reshape(x.shape)
 
         def one(
             parameters: dict[str, Tensor],

@@ -1,0 +1,210 @@
+"""vibayes models in BoTorch: acquisition functions of deep models through joint draws of the function.
+
+Needs BoTorch: `pip install "vibayes[botorch]"`.
+"""
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vibayes import linalg
+from vibayes.conjugate.base import ConjugateModel
+from vibayes.data import check_count
+from vibayes.draw import Draw
+from vibayes.errors import ConfigurationError, NotPositiveDefiniteError
+from vibayes.likelihoods import Gaussian
+from vibayes.model import Model
+from vibayes.trainable import TrainableModel
+
+try:
+    from botorch.models.model import Model as _BoTorchModel
+    from botorch.posteriors.ensemble import EnsemblePosterior
+    from botorch.posteriors.gpytorch import GPyTorchPosterior
+    from gpytorch.distributions import MultivariateNormal
+except ImportError as error:  # pragma: no cover
+    raise ConfigurationError('vibayes.botorch needs BoTorch: pip install "vibayes[botorch]".') from error
+
+__all__ = ["BoTorchModel"]
+
+# Added to the variances of rows that are drawn jointly, in the model's units: acquisition functions are differentiated,
+# and the root of a singular covariance has no gradient.
+_FLOOR = 1e-7
+_RELATIVE = 1e-5
+
+
+class _SmoothDraw(Draw):
+    """A draw whose joint rows can be differentiated with respect to the inputs."""
+
+    def joint_root(self, covariance: Tensor) -> Tensor:
+        """The Cholesky factor, after adding a little to the diagonal."""
+        eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+        scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(0.0)
+        return linalg.cholesky(covariance + (_FLOOR + _RELATIVE * scale) * eye)[0]
+
+
+class BoTorchModel(_BoTorchModel):
+    """A trained vibayes regression model as a BoTorch `Model`.
+
+    `ExactGP` and `SGPR` have a Gaussian posterior in closed form, with which every acquisition function works. Any
+    other `Model` (deep GP, deep Wishart process, Bayesian neural network, ...) has an `EnsemblePosterior` of
+    `n_draws` joint draws of the function, for Monte Carlo acquisition functions such as `qExpectedImprovement` and for
+    Thompson sampling. The draws' noise is fixed by `seed`: the same functions are seen wherever and however often they
+    are evaluated, except for what the inducing points leave open, so that acquisition functions are deterministic and
+    can be optimized with gradients.
+
+    Inputs and outputs are in user units, and all maximised as BoTorch does: negate what is to be minimised. To add
+    observations, train a model on them anew.
+
+    Args:
+        model: a trained model with real targets.
+        n_draws: how many draws of the function a posterior holds.
+        seed: of the draws.
+
+    >>> import torch, vibayes as vb
+    >>> from botorch.acquisition import qExpectedImprovement
+    >>> x = torch.linspace(0, 1, 12, dtype=torch.float64)[:, None]
+    >>> gp = vb.ExactGP(vb.Matern52(1, lengthscale=0.2), vb.Gaussian(0.01)).double()
+    >>> gp.condition(x, torch.sin(6 * x[:, 0]))
+    >>> acquisition = qExpectedImprovement(BoTorchModel(gp), best_f=0.9)
+    >>> acquisition(x[:2, None, :]).shape
+    torch.Size([2])
+    """
+
+    def __init__(self, model: TrainableModel, *, n_draws: int = 128, seed: int = 0) -> None:
+        super().__init__()
+        if not isinstance(model, TrainableModel) or model.likelihood.kind != "regression":
+            what = getattr(getattr(model, "likelihood", model), "__class__", type(model)).__name__
+            raise ConfigurationError(
+                f"BoTorchModel takes a trained vibayes model with real targets (Gaussian, StudentT); got {what}."
+            )
+        model._check_units()
+        self.model = model.eval()
+        self.n_draws = check_count(n_draws, "n_draws")
+        self.seed = seed
+
+    @property
+    def num_outputs(self) -> int:
+        """How many targets there are."""
+        if isinstance(self.model, ConjugateModel):
+            return self.model._observed().y.shape[1]
+        return self.model.n_targets or 1
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """One model: no batch."""
+        return torch.Size()
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The joint posterior of q points: `X` is `[..., q, D]`.
+
+        Args:
+            X: inputs in user units.
+            output_indices: which targets; all when None.
+            observation_noise: whether to add the likelihood's noise.
+            posterior_transform: applied to the posterior, as BoTorch does.
+            **kwargs: what other models take; nothing here.
+        """
+        if not isinstance(observation_noise, bool):
+            raise ConfigurationError("observation_noise must be True or False: the model has learned its own noise.")
+        if kwargs:
+            raise ConfigurationError(f"BoTorchModel.posterior does not take {', '.join(kwargs)}.")
+        X = X.to(self.model.device, self.model.dtype)
+        if self.model.row_shape is not None and tuple(X.shape[-1:]) != self.model.row_shape:
+            raise ConfigurationError(
+                f"X must have {self.model.row_shape[0]} columns, as in training; got shape {list(X.shape)}."
+            )
+        chosen = list(range(self.num_outputs)) if output_indices is None else list(output_indices)
+        posterior: Any
+        if isinstance(self.model, ConjugateModel) and len(chosen) == 1:
+            posterior = self._gaussian(X, chosen[0], observation_noise)
+        else:
+            values = self._functions(X)[..., chosen]  # [..., S, q, m]
+            if observation_noise:
+                noise = self._noise_variance().expand(self.num_outputs)[chosen]
+                values = values + noise.sqrt() * self._noise("observation", values.shape[-3:])
+            posterior = EnsemblePosterior(values)
+        return posterior if posterior_transform is None else posterior_transform(posterior)
+
+    def _noise_variance(self) -> Tensor:
+        """Of the targets in user units, `[P]` or `[1]`."""
+        likelihood, units = self.model.likelihood, self.model.units
+        if type(likelihood) is not Gaussian:
+            raise ConfigurationError(f"observation_noise=True needs Gaussian noise, got {type(likelihood).__name__}.")
+        variance = likelihood.noise.value.detach().reshape(-1)
+        return variance * units.y_scale.square().reshape(-1) if units.of_targets else variance
+
+    def _gaussian(self, X: Tensor, output: int, noisy: bool) -> Any:
+        """The exact posterior of one target."""
+        assert isinstance(self.model, ConjugateModel)
+        units, batch, q = self.model.units, X.shape[:-2], X.shape[-2]
+        moments = self.model._posterior()
+        scale = units.y_scale.reshape(-1)[output] if units.of_targets else X.new_ones(())
+        means, covariances = [], []
+        for rows in X.reshape(-1, q, X.shape[-1]):  # factorizations are the data's, and done once
+            mean, _, covariance = moments(units.inputs(rows), True)
+            assert covariance is not None
+            means.append(units.outputs(mean)[:, output])
+            covariances.append(covariance[output] * scale.square())
+        mean = torch.stack(means).reshape(*batch, q)
+        covariance = torch.stack(covariances).reshape(*batch, q, q)
+        extra = _FLOOR * scale.square()
+        if noisy:
+            extra = extra + self._noise_variance().expand(self.num_outputs)[output]
+        covariance = covariance + extra * torch.eye(q, dtype=X.dtype, device=X.device)
+        return GPyTorchPosterior(MultivariateNormal(mean, covariance))
+
+    def _noise(self, site: str, shape: tuple[int, ...]) -> Tensor:
+        """Noise of a site, the same in every call: by the site's name and the seed."""
+        generator = torch.Generator().manual_seed(zlib.crc32(site.encode()) + 1_000_003 * self.seed)
+        model = self.model
+        return torch.randn(shape, generator=generator, dtype=model.dtype).to(model.device)
+
+    def _functions(self, X: Tensor) -> Tensor:
+        """Joint draws of the function `[..., S, q, P]` in user units, differentiable with respect to `X`."""
+        model, S = self.model, self.n_draws
+        sets = model.units.inputs(X.reshape(-1, *X.shape[-2:]))  # [B, q, D]
+        if isinstance(model, ConjugateModel):
+            drawn = torch.stack([self._conjugate_draws(model, rows) for rows in sets])
+        else:
+            assert isinstance(model, Model)
+            drawn = self._network_draws(model, sets)
+        if not bool(torch.isfinite(drawn.detach()).all()):
+            raise NotPositiveDefiniteError(
+                "A joint covariance of the q points could not be factorised. Use fewer points at once, points that are "
+                "further apart, or float64: model.double()."
+            )
+        values = model.units.outputs(drawn[..., : self.num_outputs])
+        return values.reshape(*X.shape[:-2], S, X.shape[-2], -1)
+
+    def _conjugate_draws(self, model: ConjugateModel, rows: Tensor) -> Tensor:
+        mean, _, covariance = model._posterior()(rows, True)
+        assert covariance is not None
+        root = _SmoothDraw().joint_root(covariance)  # [P, q, q]
+        noise = self._noise("rows", (self.n_draws, *mean.shape))
+        return mean + torch.einsum("pij,sjp->sip", root, noise)
+
+    def _network_draws(self, model: Model, sets: Tensor) -> Tensor:
+        M = 0 if model.inducing is None else len(model.inducing)
+        dry = _SmoothDraw(n_inducing=M, jitter=model.jitter, joint=True, marginal=False, dry=True)
+        with torch.no_grad():
+            model._pass(sets[0], dry)
+        noise = {site: self._noise(site, (self.n_draws, *shape)) for site, shape in dry.requests.items()}
+        zeros = model.jitter.new_zeros(self.n_draws)
+
+        def one(zero: Tensor, prepared: dict[str, Tensor], rows: Tensor) -> Tensor:
+            draw = _SmoothDraw(n_inducing=M, jitter=model.jitter, zero=zero, joint=True, marginal=False, noise=prepared)
+            return model._pass(rows, draw)[0]
+
+        draws = torch.func.vmap(one, in_dims=(0, 0, None))
+        drawn: Tensor = torch.func.vmap(lambda rows: draws(zeros, noise, rows))(sets)
+        return drawn

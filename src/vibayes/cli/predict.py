@@ -1,0 +1,70 @@
+"""`vibayes predict`: predictions of a saved model for the rows of a table."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from vibayes.cli.compare import DEVICE, TABLE
+
+__all__ = ["predict"]
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="Folder of a model, as fit or compare wrote it.", show_default=False)],
+    table: Annotated[Path, TABLE],
+    out: Annotated[Path | None, typer.Option(help="CSV file for the predictions; stdout when left out.")] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    json: Annotated[bool, typer.Option("--json", help="Rows as JSON in place of CSV.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Put the table's own columns in front.")] = False,
+) -> None:
+    """Predict the rows of a table: mean, std and 95% interval, or the class and all probabilities.
+
+    Columns are found by name, whatever their order; others are not looked at. A missing column is an error, an empty
+    cell is an unknown value, and a category that training did not see is said. Where the table has the target, too,
+    scores are printed on stderr.
+
+    Example: vibayes predict comparison/model new-houses.csv --out predictions.csv
+    """
+    from vibayes.compare import TableModel, prediction_frame
+    from vibayes.tables import read_table
+
+    errors = Console(stderr=True, emoji=False)
+    loaded = TableModel.load(model, device)
+    read = read_table(table)
+    predicted, notes = loaded.predict(read.frame)
+    for note in (*read.notes, *notes):
+        errors.print(note, markup=False, highlight=False, soft_wrap=True)
+    frame = prediction_frame(loaded.target, predicted)
+    if keep:
+        import pandas
+
+        frame = pandas.concat([read.frame.reset_index(drop=True), frame], axis=1)
+    text = frame.to_json(orient="records", indent=1) + "\n" if json else frame.to_csv(index=False, float_format="%.7g")
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        from vibayes.experiments.results import write_file
+
+        write_file(out, text)
+        errors.print(f"{len(frame):,} predictions in {out}", markup=False, highlight=False, soft_wrap=True)
+    _score(errors, loaded, read.frame)
+
+
+def _score(console: Console, loaded: Any, frame: Any) -> None:
+    """How good the predictions are, where the table knows the truth."""
+    import torch
+
+    from vibayes.compare.scores import scores
+
+    if not all(name in frame.columns for name in loaded.target.names):
+        return
+    y, known = loaded.target.encode(frame)
+    if known.sum() < 2:
+        return
+    x = loaded.encoder.encode(frame[known]).x
+    found = scores(loaded.model, torch.as_tensor(x), torch.as_tensor(y[known]))
+    told = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items())
+    console.print(f"Against the {int(known.sum()):,} known targets: {told}", markup=False, highlight=False)

@@ -1,0 +1,328 @@
+"""Convolutions as linear regression: the normal equations of image patches, with and without extracting them.
+
+A convolution is `Y = D w`: the rows of the design `D` are image patches, one for every image and output location, and
+a constant feature where there is a bias. A posterior that regresses pseudo-outputs `Y` on the images needs `D^T Lambda
+D` and `D^T Lambda Y` only, with one precision per image (thesis, Sec. "Efficient convolutional Bayesian linear
+regression"; a precision per location would break the autocorrelation identity).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vibayes.errors import ConfigurationError, ShapeError
+
+__all__ = ["Geometry", "autocorrelation_equations", "normal_equations", "patch_equations", "patches"]
+
+# Patches of so many numbers are extracted at once.
+_PATCH_NUMBERS = 2**23
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a convolution looks.
+
+    Attributes:
+        kernel: height and width of the kernel.
+        stride: steps between output locations.
+        padding: zeros put on each side.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+
+    @property
+    def taps(self) -> int:
+        """How many locations a kernel has."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def circular(self) -> bool:
+        """Whether the image keeps its size, so that circular boundaries make sense: odd kernels of stride 1."""
+        same = all(2 * p == k - 1 for k, p in zip(self.kernel, self.padding, strict=True))
+        return same and self.stride == (1, 1)
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the output.
+
+        >>> Geometry((3, 3), (2, 2), (1, 1)).output_size(32, 32)
+        (16, 16)
+        """
+        sides = zip((height, width), self.kernel, self.stride, self.padding, strict=True)
+        found = tuple((n + 2 * p - k) // s + 1 for n, k, s, p in sides)
+        if min(found) < 1:
+            raise ShapeError(
+                f"A kernel of {self.kernel[0]} x {self.kernel[1]} with padding {self.padding} does not fit into images "
+                f"of {height} x {width} pixels. Use a smaller kernel or more padding."
+            )
+        return found[0], found[1]
+
+
+def patches(
+    x: Float[Tensor, "n c h w"], geometry: Geometry, *, circular: bool = False
+) -> Float[Tensor, "n locations features"]:
+    """All patches of each image, flattened in the order of `torch`'s weights: channel, row, column.
+
+    Args:
+        x: images.
+        geometry: which patches.
+        circular: continue images periodically instead of with zeros.
+
+    >>> x = torch.arange(4.0).reshape(1, 1, 2, 2)
+    >>> patches(x, Geometry((1, 2))).tolist()
+    [[[0.0, 1.0], [2.0, 3.0]]]
+    """
+    padding = geometry.padding
+    if circular:
+        x, padding = _wrapped(x, *padding), (0, 0)
+    cut = torch.nn.functional.unfold(x, geometry.kernel, padding=padding, stride=geometry.stride)
+    return cut.mT  # [N, H' W', C kh kw]
+
+
+def _wrapped(x: Tensor, ph: int, pw: int) -> Tensor:
+    """Images continued periodically; unlike `pad(mode="circular")`, by more than their size if need be."""
+    rows = torch.arange(-ph, x.shape[-2] + ph, device=x.device) % x.shape[-2]
+    columns = torch.arange(-pw, x.shape[-1] + pw, device=x.device) % x.shape[-1]
+    return x.index_select(-2, rows).index_select(-1, columns)
+
+
+def normal_equations(
+    x: Float[Tensor, "m c h w"],
+    y: Float[Tensor, "m p h2 w2"],
+    precision: Float[Tensor, " m"],
+    geometry: Geometry,
+    *,
+    bias: bool = False,
+) -> tuple[Float[Tensor, "k k"], Float[Tensor, "k p"]]:
+    """`D^T Lambda D` and `D^T Lambda Y` for the patches `D` of images, by whichever way is faster.
+
+    Where the convolution keeps the size of images, boundaries are circular here (not in the network, which has zeros
+    there), and the equations come from autocorrelations unless the kernel is a single pixel. Otherwise patches are
+    extracted, with zeros at the boundaries as in the network.
+
+    Args:
+        x: images that come in.
+        y: values at the output locations.
+        precision: one per image.
+        geometry: of the convolution.
+        bias: whether a constant feature comes last.
+
+    >>> G, h = normal_equations(torch.ones(2, 1, 3, 3), torch.ones(2, 1, 3, 3), torch.ones(2), Geometry((1, 1)))
+    >>> G.tolist(), h.tolist()
+    ([[18.0]], [[18.0]])
+    """
+    if geometry.circular and geometry.taps > 1:
+        return autocorrelation_equations(x, y, precision, geometry, bias=bias)
+    return patch_equations(x, y, precision, geometry, bias=bias)
+
+
+# -- without patches --------------------------------------------------------------------------------------------
+
+
+def autocorrelation_equations(
+    x: Float[Tensor, "m c h w"],
+    y: Float[Tensor, "m p h w"],
+    precision: Float[Tensor, " m"],
+    geometry: Geometry,
+    *,
+    bias: bool = False,
+) -> tuple[Float[Tensor, "k k"], Float[Tensor, "k p"]]:
+    r"""The normal equations of circular patches from correlations of images at small shifts.
+
+    With `d = delta' - delta`, `(D^T Lambda D)_{c delta, c' delta'} = \sum_{i u} Lambda_i X_{i c u} X_{i c' (u + d)}`
+    and `(D^T Lambda Y)_{c delta, c'} = \sum_{i u} Lambda_i X_{i c (u + delta)} Y_{i c' u}` (thesis, Sec. "Efficient
+    convolutional Bayesian linear regression"). By the correlation theorem both are made of the cross-spectrum of
+    `[X, Y]`, one small matrix product over images per frequency, of which the few shifts that are needed are
+    transformed back.
+    """
+    if not geometry.circular:
+        raise ConfigurationError(f"Autocorrelations need stride 1 and padding that keeps the size; got {geometry}.")
+    (C, H, W), P = x.shape[1:], y.shape[1]
+    kh, kw = geometry.kernel
+    shifts = (2 * kh - 1, 2 * kw - 1)
+    found: Tensor = _Correlations.apply(torch.cat([x, y], 1), precision, C, shifts)[0]  # type: ignore[no-untyped-call]
+    auto, cross = found[..., :C], found[..., C:].reshape(*shifts, C, P)
+    G = auto.index_select(0, _differences(kh, kw, x.device))  # [taps * taps, C, C]
+    G = G.reshape(kh * kw, kh * kw, C, C).permute(2, 0, 3, 1).reshape(C * kh * kw, C * kh * kw)
+    # X moved forward by delta against Y is Y moved back by delta against X: the middle shifts, in reverse
+    rows, columns = kh // 2, kw // 2
+    middle = cross[rows : rows + kh, columns : columns + kw].flip(0, 1)  # [kh, kw, C, P]
+    h = middle.permute(2, 0, 1, 3).reshape(C * kh * kw, P)
+    if not bias:
+        return G, h
+    ones = (precision @ x.sum((-2, -1))).repeat_interleave(kh * kw)  # every tap sees every pixel once
+    return _bordered(G, h, ones, precision.sum() * (H * W), precision @ y.sum((-2, -1)))
+
+
+def _waves(height: int, width: int, shifts: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosines and sines `[shifts, F]` of the frequencies of `rfft2` at small shifts, and how often each counts."""
+
+    def numbers(first: int, last: int) -> Tensor:
+        return torch.arange(first, last + 1, dtype=like.dtype, device=like.device)
+
+    down, across = (numbers(-(n // 2), n // 2) for n in shifts)
+    rows, columns = numbers(0, height - 1) * (2 * math.pi / height), numbers(0, width // 2)
+    angle = (down[:, None] * rows)[:, None, :, None] + (across[:, None] * columns * (2 * math.pi / width))[:, None]
+    # frequencies that rfft2 leaves out are conjugates of those that are there, which count twice
+    twice = 2.0 - ((columns == 0) | (2 * columns == width)).to(like.dtype)
+    angle = angle.flatten(2).flatten(0, 1)
+    return angle.cos(), angle.sin(), twice.repeat(height) / (height * width)
+
+
+class _Correlations(torch.autograd.Function):
+    """`R[d, a, b] = sum_iu Lambda_i z_{i a u} z_{i b (u + d)}`, a one of the first C channels, at small shifts `d`.
+
+    Forward: the cross-spectrum of all channels, one matrix product over images per frequency, transformed back at the
+    shifts that are needed. Backward: the gradient of each image is its correlation with a small kernel, one more
+    product per frequency. Plain autograd would make twice as many, and complex transforms of twice the size.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, precision: Tensor, first: int, shifts: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        Z = torch.fft.rfft2(z).flatten(2).permute(2, 0, 1)  # [F, M, Q]
+        S = (precision[:, None] * Z[..., :first]).mH @ Z  # [F, C, Q]
+        cosine, sine, count = _waves(z.shape[-2], z.shape[-1], shifts, z)
+        S = S.flatten(1)
+        R = (cosine * count) @ S.real - (sine * count) @ S.imag
+        return R.reshape(-1, first, z.shape[1]), Z
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        z, precision, ctx.first, ctx.shifts = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(z, precision, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        z, precision, Z = ctx.saved_tensors
+        first, (M, Q, H, W) = ctx.first, z.shape
+        if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
+            Z = torch.fft.rfft2(z).flatten(2).permute(2, 0, 1)
+        cosine, sine, _ = _waves(H, W, ctx.shifts, z)
+        flat = gradient.flatten(1)  # [shifts, C Q]
+        K = torch.complex(cosine.mT @ flat, sine.mT @ flat).reshape(-1, first, Q)  # [F, C, Q]
+        # channel a hears b through K_ab, and b hears a through its conjugate
+        heard = Z[..., :first] @ K.conj()  # [F, M, Q]
+        heard[..., :first] += Z @ K.mT
+        spectrum = heard.permute(1, 2, 0).reshape(M, Q, H, W // 2 + 1)
+        # for one image and precision 1; a quadratic form is half the product of its argument and its gradient
+        each = torch.fft.irfft2(spectrum, s=(H, W))
+        d_precision = 0.5 * (z * each).sum((1, 2, 3))
+        return precision[:, None, None, None] * each, d_precision, None, None
+
+
+def _differences(kh: int, kw: int, device: torch.device) -> Int[Tensor, " pairs"]:
+    """For every pair of taps, the number of the shift between them."""
+    down, across = torch.arange(kh, device=device), torch.arange(kw, device=device)
+    d = (down[None, :] - down[:, None] + kh - 1)[:, None, :, None] * (2 * kw - 1)
+    return (d + (across[None, :] - across[:, None] + kw - 1)[None, :, None, :]).flatten()
+
+
+def _bordered(
+    G: Tensor, h: Tensor, ones: Tensor, count: Tensor, sums: Tensor
+) -> tuple[Float[Tensor, "k k"], Float[Tensor, "k p"]]:
+    """The equations with a constant feature added."""
+    wide = torch.cat([G, ones[:, None]], 1)
+    last = torch.cat([ones, count[None]])
+    return torch.cat([wide, last[None]]), torch.cat([h, sums[None]])
+
+
+# -- with patches -----------------------------------------------------------------------------------------------
+
+
+def patch_equations(
+    x: Float[Tensor, "m c h w"],
+    y: Float[Tensor, "m p h2 w2"],
+    precision: Float[Tensor, " m"],
+    geometry: Geometry,
+    *,
+    bias: bool = False,
+    circular: bool | None = None,
+) -> tuple[Float[Tensor, "k k"], Float[Tensor, "k p"]]:
+    """The normal equations from patches, for any kernel, stride and padding.
+
+    Patches of a few images at a time are extracted, forward and again in the backward pass, so that memory does not
+    grow by the number of taps.
+
+    Args:
+        x: images that come in.
+        y: values at the output locations.
+        precision: one per image.
+        geometry: of the convolution.
+        bias: whether a constant feature comes last.
+        circular: the boundary; where None, circular if the convolution keeps the size of images.
+    """
+    expected = geometry.output_size(*x.shape[-2:])
+    if tuple(y.shape[-2:]) != expected:
+        raise ShapeError(f"Images give outputs of {expected} locations, but y has {tuple(y.shape[-2:])}.")
+    around = geometry.circular if circular is None else circular
+    found: Tensor = _PatchEquations.apply(  # type: ignore[no-untyped-call]
+        x, y.flatten(2), precision, geometry, around
+    )
+    K = found.shape[0]
+    G, ones, h = found[:, :K], found[:, K], found[:, K + 1 :]
+    if not bias:
+        return G, h
+    return _bordered(G, h, ones, precision.sum() * math.prod(expected), precision @ y.sum((-2, -1)))
+
+
+def _chunks(x: Tensor, geometry: Geometry) -> range:
+    """First images of the chunks whose patches are extracted together."""
+    per_image = x.shape[1] * geometry.taps * math.prod(geometry.output_size(*x.shape[-2:]))
+    return range(0, x.shape[0], max(1, _PATCH_NUMBERS // per_image))
+
+
+class _PatchEquations(torch.autograd.Function):
+    """`(Lambda D)^T [D, 1, Y]`, chunk by chunk.
+
+    It is one tensor for a reason: of several outputs, `vmap` would batch only those that depend on a batched input, and
+    gradients of the others would be counted once per draw.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, precision: Tensor, geometry: Geometry, circular: bool) -> Tensor:
+        total: Tensor | None = None
+        starts = _chunks(x, geometry)
+        for a in starts:
+            part = slice(a, a + starts.step)
+            D = patches(x[part], geometry, circular=circular).flatten(0, 1)  # [rows, K]
+            Y = y[part].mT.flatten(0, 1)  # [rows, P]
+            weighted = precision[part].repeat_interleave(y.shape[-1])[:, None] * D
+            found = torch.cat([weighted.mT @ D, weighted.sum(0)[:, None], weighted.mT @ Y], 1)  # [K, K + 1 + P]
+            total = found if total is None else total + found
+        assert total is not None
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, y, precision, ctx.geometry, ctx.circular = inputs
+        ctx.save_for_backward(x, y, precision)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, precision = ctx.saved_tensors
+        geometry, circular, locations = ctx.geometry, ctx.circular, y.shape[-1]
+        K = gradient.shape[0]
+        d_G, d_ones, d_h = gradient[:, :K], gradient[:, K], gradient[:, K + 1 :]
+        d_x, d_y, d_precision = [], [], []
+        starts = _chunks(x, geometry)
+        for a in starts:
+            part = slice(a, a + starts.step)
+            cut, back = torch.func.vjp(partial(patches, geometry=geometry, circular=circular), x[part])[:2]
+            D, Y = cut.flatten(0, 1), y[part].mT.flatten(0, 1)  # [rows, K], [rows, P]
+            weights = precision[part].repeat_interleave(locations)[:, None]
+            d_weighted = D @ d_G.mT + Y @ d_h.mT + d_ones  # the gradient of Lambda D
+            d_x.append(back((weights * (d_weighted + D @ d_G)).reshape(-1, locations, K))[0])
+            d_y.append((weights * (D @ d_h)).reshape(-1, locations, y.shape[1]).mT)
+            d_precision.append((D * d_weighted).sum(-1).reshape(-1, locations).sum(-1))
+        return torch.cat(d_x), torch.cat(d_y), torch.cat(d_precision), None, None

@@ -1,0 +1,121 @@
+"""Cholesky factors that come with their inverse, batched, on any device, under any number of vmaps.
+
+Deep models factorize hundreds of small kernel matrices in every step. With the inverse of the factor at hand, every
+triangular solve of the forward and the backward pass is a matrix product, which is what GPUs (and CPUs) are best at.
+On CUDA one kernel makes both for matrices up to 128 (`factorization.cu`), larger ones are assembled from such blocks by
+matrix products. Inside, everything is float64 whatever the dtype of the matrix.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vibayes import factorization_cuda
+
+__all__ = ["factorize"]
+
+# The largest matrix whose factor is inverted by one call; larger ones are put together from blocks of this size.
+_BLOCK = factorization_cuda.LARGEST
+
+
+def factorize(K: Float[Tensor, "*batch n n"]) -> tuple[Tensor, Tensor, Tensor]:
+    """The Cholesky factor `L` of `K`, its inverse, and `info`, 0 where it succeeded; elsewhere both are all NaN.
+
+    Only the lower triangle of `K` is read. Gradients are matrix products: with `P = Phi(L^T dL - dL^-1 L^-T)`, where
+    `Phi` takes the lower triangle and halves the diagonal, `dK` is the symmetric part of `L^-T P L^-1` (Murray 2016).
+
+    >>> L, inverse, info = factorize(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
+    >>> L.tolist(), inverse.tolist()
+    ([[2.0, 0.0], [1.0, 2.0]], [[0.5, 0.0], [-0.25, 0.5]])
+    """
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.vibayes.factorize(K)
+    return found
+
+
+def _factorize(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    n = K.shape[-1]
+    flat = K.reshape(math.prod(K.shape[:-2]), n, n)
+    if n <= _BLOCK:
+        L, inverse, info = _leaf(flat)
+    else:
+        L, inverse, info = _blocked(flat.double())
+        failed = (info != 0)[:, None, None]
+        L, inverse = L.masked_fill_(failed, math.nan).to(K.dtype), inverse.masked_fill_(failed, math.nan).to(K.dtype)
+    return L.view(K.shape), inverse.view(K.shape), info.view(K.shape[:-2])
+
+
+def _leaf(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Factor and inverse of a batch `[b, n, n]` of small matrices."""
+    if K.is_cuda and factorization_cuda.available():
+        return factorization_cuda.factorize(K)
+    L, info = torch.linalg.cholesky_ex(K.double())
+    L = torch.where((info == 0)[:, None, None], L, math.nan)
+    eye = torch.eye(K.shape[-1], dtype=L.dtype, device=L.device)
+    inverse = torch.linalg.solve_triangular(L, eye, upper=False)
+    return L.to(K.dtype).contiguous(), inverse.to(K.dtype).contiguous(), info  # LAPACK's are column by column
+
+
+def _blocked(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Right-looking block Cholesky: the diagonal blocks' inverses turn everything else into matrix products."""
+    n = K.shape[-1]
+    L = K.tril()
+    inverse = torch.zeros_like(L)
+    info = torch.zeros(len(K), dtype=torch.int32, device=K.device)
+    for start in range(0, n, _BLOCK):
+        end = min(start + _BLOCK, n)
+        rows, below = slice(start, end), slice(end, n)
+        block, block_inverse, failed = _leaf(L[:, rows, rows])
+        info = torch.where((info == 0) & (failed != 0), failed + start, info)
+        L[:, rows, rows] = block
+        inverse[:, rows, rows] = block_inverse
+        if start > 0:
+            inverse[:, rows, :start] = -block_inverse @ (L[:, rows, :start] @ inverse[:, :start, :start])
+        if end < n:
+            panel = L[:, below, rows] @ block_inverse.mT
+            L[:, below, rows] = panel
+            L[:, below, below] -= panel @ panel.mT
+    return L.tril_(), inverse, info
+
+
+def _shapes(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return K.new_empty(K.shape), K.new_empty(K.shape), K.new_empty(K.shape[:-2], dtype=torch.int32)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[0], output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, g_lower: Tensor | None, g_inverse: Tensor | None, _: Tensor | None) -> Tensor | None:
+    L, inverse = ctx.saved_tensors
+    if g_lower is None and g_inverse is None:
+        return None
+    W: Tensor
+    if g_inverse is None:
+        assert g_lower is not None
+        W = L.mT @ g_lower
+    else:
+        W = -g_inverse @ inverse.mT
+        if g_lower is not None:
+            W = W + L.mT @ g_lower
+    P = W.tril() - torch.diag_embed(0.5 * W.diagonal(dim1=-2, dim2=-1))
+    half: Tensor = inverse.mT @ P @ inverse
+    return 0.5 * (half + half.mT)
+
+
+def _vmap(info: Any, in_dims: tuple[int | None], K: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, int, int]]:
+    # only called with a batched argument
+    assert in_dims[0] is not None
+    return torch.ops.vibayes.factorize(K.movedim(in_dims[0], 0)), (0, 0, 0)
+
+
+# A library operator is opaque to torch.compile and has rules of its own for autograd and vmap, which an
+# `autograd.Function` loses when it is compiled. (`torch.library.custom_op` would import the compiler at first use.)
+torch.library.define("vibayes::factorize", "(Tensor K) -> (Tensor, Tensor, Tensor)")
+torch.library.impl("vibayes::factorize", ("cpu", "cuda"), _factorize)
+torch.library.register_fake("vibayes::factorize", _shapes)
+torch.library.register_autograd("vibayes::factorize", _backward, setup_context=_save)
+torch.library.register_vmap("vibayes::factorize", _vmap)

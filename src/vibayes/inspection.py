@@ -1,0 +1,116 @@
+"""Looking inside a model: the functions of its layers."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vibayes.data import as_rows, check_count
+from vibayes.draw import Draw
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.layers.base import Layer
+
+if TYPE_CHECKING:
+    from vibayes.model import Model
+
+__all__ = ["LayerFunction", "layer_functions"]
+
+
+@dataclass(frozen=True)
+class LayerFunction:
+    """Posterior draws of one layer's values.
+
+    Attributes:
+        inputs: `[n, N, D]`, the rows that came in: in every draw others, but for a grid and the first layer.
+        draws: `[n, N, P]`, the values there.
+    """
+
+    inputs: Tensor
+    draws: Tensor
+
+    @property
+    def mean(self) -> Float[Tensor, "m p"]:
+        """Mean over draws."""
+        return self.draws.mean(0)
+
+    @property
+    def variance(self) -> Float[Tensor, "m p"]:
+        """Variance over draws, row by row."""
+        return self.draws.var(0)
+
+
+@torch.no_grad()
+def layer_functions(
+    model: "Model", x: Any, n: int = 100, grids: Mapping[str, Any] | None = None
+) -> dict[str, LayerFunction]:
+    """What `Model.layer_functions` returns; see there."""
+    check_count(n, "n")
+    rows = model.prepare_inputs(x)
+    layers = model.layers
+    given = {} if grids is None else grids
+    for name in given:
+        if name not in layers:
+            raise ConfigurationError(f"There is no layer {name!r}; the layers are {', '.join(map(repr, layers))}.")
+    prepared = {name: _grid(name, layers[name], grid, model) for name, grid in given.items()}
+
+    def one(draw: Draw) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+        with ExitStack() as hooks:
+            for name, layer in layers.items():
+                hooks.enter_context(_watching(name, layer, draw, seen, prepared.get(name)))
+            model._pass(rows, draw)
+        return seen, draw.failures
+
+    seen, failures = model._draws(one, n, joint=True, marginal=False)
+    model._check_factorizations(failures)
+    return {name: LayerFunction(*seen[name]) for name in layers if name in seen}
+
+
+def _grid(name: str, layer: Layer, grid: Any, model: "Model") -> Tensor:
+    rows = as_rows(grid, f"grids[{name!r}]").to(dtype=model.dtype, device=model.device)
+    if rows.ndim != 2 or rows.shape[1] != layer.in_features:
+        raise ShapeError(
+            f"The grid of layer {name!r} must hold rows as they come in, [G, {layer.in_features}]; "
+            f"got {list(rows.shape)}."
+        )
+    return rows
+
+
+@contextmanager
+def _watching(
+    name: str, layer: nn.Module, draw: Draw, seen: dict[str, tuple[Tensor, Tensor]], grid: Tensor | None
+) -> Iterator[None]:
+    """Note the data rows that a layer takes and returns, or those of a grid that goes with them.
+
+    Grid rows are drawn jointly with the data rows, so both are values of one function, and go no further.
+    """
+    taken: list[Tensor] = []
+
+    def before(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (rows,) = arguments
+        if grid is not None:
+            if rows.shape[1:] != grid.shape[1:]:
+                raise ShapeError(
+                    f"Layer {name!r} takes imagined features, {list(rows.shape[1:])} of them, of which only inner "
+                    "products have a meaning: no grid can be laid through them."
+                )
+            rows = torch.cat([rows, grid])
+        taken.append(rows)
+        return (rows,)
+
+    def after(module: nn.Module, arguments: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        start = draw.n_inducing if grid is None else len(out) - len(grid)
+        # tied to the draw, so that vmap gives every draw its own even where they are all the same
+        seen[name] = (taken.pop()[start:] + draw.zero, out[start:] + draw.zero)
+        return out if grid is None else out[:start]
+
+    handles = [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

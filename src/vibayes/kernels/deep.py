@@ -1,0 +1,232 @@
+"""Deep kernels: a kernel of the features that a network makes of its inputs."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vibayes.errors import ConfigurationError, DataError, ShapeError
+from vibayes.kernels.base import Kernel
+
+__all__ = ["DeepKernel", "check_features", "lipschitz_bound", "spectral_normalize"]
+
+
+class DeepKernel(Kernel):
+    r"""A kernel of a network's features, `k(x, z) = kernel(network(x), network(z))`.
+
+    With it `ExactGP` is deep kernel learning (Wilson et al. 2016; thesis, chapter 3), `SGPR` its collapsed sparse form,
+    and `GP(..., posterior=LocalInducing(M))` stochastic variational deep kernel learning. The network's weights are
+    hyperparameters: they are trained on the evidence, which overfits them where they are many; see `vibayes.diagnose`.
+
+    Inducing inputs live among the *features* `[M, W]`: they start at k-means centres of the training rows' features, or
+    at the features of the inputs that were given. Features are computed once per pass.
+
+    Args:
+        network: any torch module from rows `[N, in_features]` to features `[N, W]`.
+        kernel: a kernel with `in_features == W`.
+        in_features: the width of the inputs; taken from the network's first layer when None.
+
+    >>> from vibayes.kernels import SquaredExponential
+    >>> kernel = DeepKernel(nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 2)), SquaredExponential(2))
+    >>> kernel.in_features, kernel(torch.zeros(4, 3)).shape
+    (3, torch.Size([4, 4]))
+    """
+
+    network: nn.Module
+    kernel: Kernel
+
+    def __init__(self, network: nn.Module, kernel: Kernel, in_features: int | None = None) -> None:
+        if not isinstance(network, nn.Module):
+            raise ConfigurationError(f"network must be a torch module, got {type(network).__name__}.")
+        if not isinstance(kernel, Kernel):
+            raise ConfigurationError(
+                f"kernel must be a kernel of the features such as SquaredExponential(2), got {type(kernel).__name__}."
+            )
+        super().__init__(_first_width(network) if in_features is None else in_features)
+        self.network = network
+        self.kernel = kernel
+        self._dry_pass()
+
+    @torch.no_grad()
+    def _dry_pass(self) -> None:
+        """Find a wrong width when the kernel is built, not in the middle of training."""
+        like = next(iter(self.network.parameters()), torch.zeros(()))
+        rows = torch.zeros(2, self.in_features, dtype=like.dtype, device=like.device)
+        with _evaluating(self.network):
+            try:
+                self.features(rows)
+            except RuntimeError as error:
+                raise ShapeError(
+                    f"The network of a DeepKernel cannot take rows of width in_features={self.in_features}: {error}"
+                ) from error
+
+    def features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n w"]:
+        """The network's features of the rows."""
+        self._check(x)
+        found: Tensor = self.network(x)
+        if found.ndim != 2 or found.shape[1] != self.kernel.in_features:
+            raise ShapeError(
+                f"The network of a DeepKernel must give features [N, {self.kernel.in_features}], as "
+                f"{type(self.kernel).__name__}(in_features={self.kernel.in_features}) takes them; it gave shape "
+                f"{list(found.shape)} for rows {list(x.shape)}. Change the network's last layer or the kernel's width."
+            )
+        return found
+
+    @property
+    def on_features(self) -> Kernel:
+        """The kernel of the features."""
+        return self.kernel
+
+    def _matrix(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None) -> Float[Tensor, "n m"]:
+        if z is None:
+            return self.kernel._matrix(self.features(x), None)
+        both = self.features(torch.cat([x, z]))  # one pass through the network
+        return self.kernel._matrix(both[: len(x)], both[len(x) :])
+
+    def _diag(self, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        return self.kernel._diag(self.features(x))
+
+
+def _first_width(network: nn.Module) -> int:
+    """The width of the rows that a network takes, where its first layer says so."""
+    for module in network.modules():
+        if isinstance(width := getattr(module, "in_features", None), int) and width > 0:
+            return width
+        if isinstance(module, nn.modules.conv._ConvNd | nn.Unflatten):
+            break
+    raise ConfigurationError(
+        "The width of the inputs cannot be read off the network; give DeepKernel(network, kernel, in_features=...). "
+        "Rows of images are flat: begin the network with nn.Unflatten(1, (channels, height, width))."
+    )
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    """Run a network without touching its running averages."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@torch.no_grad()
+def check_features(features: Tensor, where: str, inputs: Tensor | None = None) -> None:
+    """Refuse features that a kernel cannot learn from: NaN or infinite ones, or the same ones for all rows.
+
+    Args:
+        features: `[N, ...]`, of the training rows.
+        where: whose features they are, for the message.
+        inputs: the rows they come from; equal features of equal rows are nobody's fault.
+    """
+    rows = features.flatten(1)
+    finite = torch.isfinite(rows).all(1)
+    if not bool(finite.all()):
+        first = int((~finite).nonzero()[0])
+        raise DataError(
+            f"The features of {where} are NaN or infinite for {int((~finite).sum())} of {len(rows)} training rows (the "
+            f"first is row {first}). Check the network's weights, and standardise inputs of large scale."
+        )
+    same = bool((rows == rows[:1]).all())
+    if same and len(rows) > 1 and (inputs is None or not bool((inputs == inputs[:1]).all())):
+        raise ConfigurationError(
+            f"The features of {where} are the same for all {len(rows)} training rows, so that no input can be told from "
+            "another and nothing can be learned. The network may be dead (a ReLU layer whose inputs are all negative) or "
+            "have weights of zero: start it anew, or pretrain it."
+        )
+
+
+# -- Lipschitz-bounded feature extractors ------------------------------------------------------------------------
+
+
+class _Scale(nn.Module):
+    """A parametrization: the weight times a fixed factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.factor * weight
+
+
+def spectral_normalize(
+    network: nn.Module, coefficient: float = 1.0, *, n_power_iterations: int = 1, in_place: bool = False
+) -> nn.Module:
+    r"""Give every linear and convolutional layer a weight whose spectral norm is `coefficient`.
+
+    As in SNGP (Liu et al. 2020) and DUE (van Amersfoort et al. 2021), so that features cannot pull all inputs together
+    or apart at will. It uses `torch.nn.utils.parametrizations.spectral_norm`, which estimates the norm by power
+    iteration while the module is in training mode, and divides by it: unlike SNGP's version, it also raises norms below
+    the coefficient. With 1-Lipschitz activations (ReLU, tanh, pooling by maximum) in a chain of L such layers,
+    `|network(x) - network(x')| <= coefficient^L |x - x'|`, up to the error of the power iteration; a residual block
+    `x + g(x)` has at most `1 + Lip(g)`. For convolutions it is the norm of the weight as a matrix
+    `[out, in * height * width]` that is set: the operator's norm is at most `sqrt(height * width)` times that (stride
+    1, zero padding). Batch normalisation is not bounded. `lipschitz_bound` gives the number for a chain.
+
+    Args:
+        network: any module.
+        coefficient: the spectral norm of each layer.
+        n_power_iterations: per training step.
+        in_place: change this network, instead of a copy.
+
+    >>> net = spectral_normalize(nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2)), 0.9)
+    >>> round(lipschitz_bound(net), 3)
+    0.81
+    """
+    if not coefficient > 0:
+        raise ConfigurationError(f"coefficient must be positive, got {coefficient}.")
+    network = network if in_place else copy.deepcopy(network)
+    layers = [m for m in network.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
+    if not layers:
+        raise ConfigurationError("The network has no linear or convolutional layer to normalise.")
+    for layer in layers:
+        nn.utils.parametrizations.spectral_norm(layer, "weight", n_power_iterations=n_power_iterations)
+        with torch.no_grad():
+            for _ in range(30):  # torch starts the power iteration roughly
+                _ = layer.weight
+        if coefficient != 1.0:
+            nn.utils.parametrize.register_parametrization(layer, "weight", _Scale(coefficient), unsafe=True)
+    return network
+
+
+@torch.no_grad()
+def lipschitz_bound(network: nn.Module) -> float:
+    """An upper bound of the Lipschitz constant of a chain of linear layers and 1-Lipschitz modules.
+
+    The product of the exact spectral norms of the weights; for convolutions of stride 1 times
+    `sqrt(height * width)` of their kernels.
+
+    Args:
+        network: an `nn.Sequential` (nested ones too) of linear and convolutional layers, ReLU, LeakyReLU, Tanh,
+            Sigmoid, Identity, Flatten, Unflatten, Dropout and MaxPool2d whose windows do not overlap.
+
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> _ = layer.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+    >>> lipschitz_bound(nn.Sequential(layer, nn.ReLU()))
+    3.0
+    """
+    if isinstance(network, nn.Sequential):
+        product = 1.0
+        for module in network:
+            product *= lipschitz_bound(module)
+        return product
+    if isinstance(network, nn.Linear | nn.modules.conv._ConvNd):
+        weight = network.weight.detach().flatten(1)
+        norm = float(torch.linalg.matrix_norm(weight, 2))
+        window = 1 if isinstance(network, nn.Linear) else network.weight[0, 0].numel()
+        return norm * float(window) ** 0.5
+    if isinstance(network, nn.MaxPool2d) and network.kernel_size == network.stride:
+        return 1.0
+    harmless = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.Flatten, nn.Unflatten)
+    if isinstance(network, harmless) or (isinstance(network, nn.Dropout) and not network.training):
+        return 1.0
+    raise ConfigurationError(
+        f"No Lipschitz constant is known for {type(network).__name__}; lipschitz_bound takes a chain (nn.Sequential) of "
+        "linear and convolutional layers and 1-Lipschitz modules."
+    )

@@ -1,0 +1,116 @@
+"""Regression onto pseudo-outputs: the posterior of whitened values that global and local inducing points share.
+
+With `u = D v`, `v ~ N(0, I)`, and pseudo-outputs `y` of precision `Lambda = T T^T`, each output has the posterior
+`q(v) = N(B^-1 D^T Lambda y, B^-1)`, `B = I + D^T Lambda D` (thesis, Eq. `eq:gi:Qw|v`).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vibayes import linalg
+from vibayes.draw import Draw
+from vibayes.posteriors.base import Gaussian, Site
+
+__all__ = ["pseudo_gaussian", "sample_given_pseudo"]
+
+
+def sample_given_pseudo(
+    site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Tensor | None = None
+) -> Float[Tensor, "k p"]:
+    """Draw `v` from its posterior given pseudo-outputs, and report `log p(v) - log q(v)`.
+
+    In weight space (K x K) where the design is narrow, else by Matheron's rule (M x M).
+
+    Args:
+        site: the layer's site.
+        draw: the draw in progress.
+        y: pseudo-outputs `[M, P]`.
+        precision: the diagonal of `Lambda`, `[M]` or `[P, M]`; None where it is full.
+        T: the factor `[M, M]` of a full `Lambda`.
+    """
+    return _in_weights(site, draw, y, precision, T) if site.narrow else _matheron(site, draw, y, precision, T)
+
+
+def _in_weights(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Tensor | None) -> Tensor:
+    """With `B = C C^T`, `v = C^-T (C^-1 D^T Lambda y + eps)`; the densities of `eps` and `v` give the log ratio."""
+    if precision is not None:
+        A, b = site.moments(precision, y)
+    else:
+        assert T is not None
+        assert site.design is not None
+        D = T.mT @ site.design  # [M, K]
+        A, b = D.mT @ D, D.mT @ (T.mT @ y)
+    K, P = b.shape
+    C = draw.factor(f"{site.name}.pseudo", _plus_identity(A), jitter=False)
+    eps = draw.randn(f"{site.name}.inducing", K, P, like=b)
+    if A.ndim == 3:  # a precision for each output
+        half = C.solve(b.mT[..., None]) + eps.mT[..., None]  # [P, K, 1]
+        v = C.solve_transposed(half)[..., 0].mT
+        log_det = C.log_det.sum()
+    else:
+        v = C.solve_transposed(C.solve(b) + eps)
+        log_det = P * C.log_det
+    draw.add(site.name, 0.5 * (eps.square().sum() - v.square().sum() - log_det))
+    return v
+
+
+def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Tensor | None) -> Tensor:
+    """A prior draw corrected by what it misses of the pseudo-outputs; the log ratio by Bayes' rule.
+
+    `log p(u) - log q(u) = log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1)`. With `Lambda = T T^T` everything is
+    written in `I + T^T K T`, which stays positive definite however small or large the precisions become.
+    """
+    design = site.design
+    assert design is not None
+    M, P = y.shape
+    noise = draw.randn(f"{site.name}.inducing", design.shape[-1] + M, P, like=y)
+    v0, e0 = noise[: design.shape[-1]], noise[design.shape[-1] :]
+    gram = design @ design.mT if site.gram is None else site.gram  # K  [M, M]
+    each = precision is not None and precision.ndim == 2  # a precision for each output
+    if precision is None:
+        assert T is not None
+        inner = T.mT @ gram @ T  # [M, M]
+    else:
+        t = precision.sqrt()  # [M] or [P, M]
+        inner = t[..., :, None] * gram * t[..., None, :]  # [M, M] or [P, M, M]
+
+    def transposed(rows: Tensor) -> Tensor:  # T^T rows
+        if precision is None:
+            assert T is not None
+            return T.mT @ rows
+        return rows * (t.mT if each else t[:, None])
+
+    C = draw.factor(f"{site.name}.pseudo", _plus_identity(inner), jitter=False)
+    seen = transposed(y)  # [M, P]
+    missed = transposed(y - design @ v0) - e0  # what the prior draw and noise miss of the pseudo-outputs
+    if each:
+        both = C.solve(torch.stack([missed.mT, seen.mT], -1))  # [P, M, 2]
+        solved, whitened = C.solve_transposed(both[..., :1])[..., 0].mT, both[..., 1]
+        log_det = C.log_det.sum()
+    else:
+        both = C.solve(torch.cat([missed, seen], -1))  # [M, 2 P]
+        solved, whitened = C.solve_transposed(both[..., :P]), both[..., P:]
+        log_det = P * C.log_det
+    v = v0 + design.mT @ (transposed(solved) if T is None else T @ solved)
+    fit = (e0 + solved).square().sum()  # T^T (y - D v), since B solved = missed
+    # constants and |Lambda| cancel
+    draw.add(site.name, 0.5 * (fit - whitened.square().sum() - log_det))
+    return v
+
+
+def pseudo_gaussian(site: Site, y: Float[Tensor, "m p"], precision: Tensor) -> Gaussian:
+    """`q(v)` itself, for a diagonal precision `[M]` or `[P, M]`."""
+    A, b = site.moments(precision, y)
+    # B >= I, so its factorization cannot fail for lack of definiteness and needs no jitter
+    C, _ = linalg.factor(_plus_identity(A))
+    eye = torch.eye(len(b), dtype=b.dtype, device=b.device)
+    R = C.solve_transposed(eye) if C.inverse is None else C.inverse.mT  # R R^T = B^-1
+    if A.ndim == 3:
+        mean = (R @ (R.mT @ b.mT[..., None]))[..., 0].mT
+        return Gaussian(mean, R, -C.log_det)
+    return Gaussian(R @ (R.mT @ b), R[None], -C.log_det[None])
+
+
+def _plus_identity(A: Tensor) -> Tensor:
+    return A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)

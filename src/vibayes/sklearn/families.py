@@ -1,0 +1,198 @@
+"""The model of each family for a task, with starts and training options that suit the size of the data."""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vibayes.conjugate import SGPR, ExactGP
+from vibayes.errors import ConfigurationError
+from vibayes.inducing import choose_inducing
+from vibayes.kernels import Kernel, Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
+from vibayes.layers import GP, Linear
+from vibayes.likelihoods import Gaussian, Likelihood
+from vibayes.means import IdentityMean
+from vibayes.model import Model
+from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing, MeanField
+from vibayes.priors import NealPrior, ScalePrior, StandardPrior
+from vibayes.trainable import TrainableModel
+
+__all__ = ["KERNELS", "Plan", "Task", "bnn", "deep_gp", "deep_kernel", "deep_wishart", "gp"]
+
+KERNELS: dict[str, type[Any]] = {
+    "squared_exponential": SquaredExponential,
+    "matern12": Matern12,
+    "matern32": Matern32,
+    "matern52": Matern52,
+    "rational_quadratic": RationalQuadratic,
+}
+_PRIORS = {"neal": NealPrior, "standard": StandardPrior, "scale": ScalePrior}
+
+# Up to how many rows all of them enter every step of a model that can do with fewer.
+_FULL_BATCH = 1_000
+_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is to be built for.
+
+    Attributes:
+        x: training inputs `[N, D]`.
+        outputs: width of the network's output.
+        likelihood: of the targets.
+        standardize: as models take it.
+    """
+
+    x: Tensor
+    outputs: int
+    likelihood: Likelihood
+    standardize: str | None
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.x.shape[1]
+
+    def batch(self, full: int = _FULL_BATCH) -> int | None:
+        """How many rows a step takes; None for all."""
+        return None if len(self.x) <= full else _BATCH
+
+    def inducing(self, n: int) -> Tensor:
+        """Training rows spread over the data: k-means centres, of standardised columns where the model standardises."""
+        x = self.x.to(torch.get_default_dtype())
+        if self.standardize is None:
+            return choose_inducing(x, min(n, len(x)))
+        centre, scale = x.mean(0), x.std(0, correction=0)
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        return choose_inducing((x - centre) / scale, min(n, len(x))) * scale + centre
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model, and how to train it where the user has not said.
+
+    Attributes:
+        model: the model, not yet trained.
+        optimizer: `"adam"` or `"lbfgs"`.
+        steps: of Adam.
+        batch_size: rows per step of Adam; None for all.
+        restarts: starts of L-BFGS.
+    """
+
+    model: TrainableModel
+    optimizer: str = "adam"
+    steps: int = 2_000
+    batch_size: int | None = None
+    restarts: int = 1
+
+
+def _kernel(kernel: str | Kernel, width: int, *, ard: bool) -> Kernel:
+    if isinstance(kernel, Kernel):
+        if kernel.in_features != width:
+            raise ConfigurationError(f"The kernel has in_features={kernel.in_features}, but rows have width {width}.")
+        return copy.deepcopy(kernel).to(torch.get_default_dtype())
+    if kernel not in KERNELS:
+        raise ConfigurationError(f"kernel must be one of {', '.join(KERNELS)}, or a vibayes kernel; got {kernel!r}.")
+    # two standardised rows are about sqrt(2 D) apart
+    built: Kernel = KERNELS[kernel](width, ard=ard, lengthscale=math.sqrt(width))
+    return built
+
+
+def _positive(value: Any, name: str, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    return value
+
+
+def gp(task: Task, *, kernel: str | Kernel, method: str, n_inducing: int, restarts: int) -> Plan:
+    """A Gaussian process: exact, collapsed sparse, or stochastic variational, by the number of rows."""
+    if method not in ("auto", "exact", "sgpr", "svgp"):
+        raise ConfigurationError(f"method must be 'auto', 'exact', 'sgpr' or 'svgp', got {method!r}.")
+    _positive(restarts, "restarts")
+    M = min(_positive(n_inducing, "n_inducing"), len(task.x))
+    conjugate = type(task.likelihood) is Gaussian
+    if method in ("exact", "sgpr") and not conjugate:
+        raise ConfigurationError(f"method={method!r} is for regression; classes take method='svgp' or 'auto'.")
+    if method == "auto":
+        n = len(task.x)
+        method = "svgp" if not conjugate or n > 10_000 else "exact" if n <= 1_000 else "sgpr"
+    chosen = _kernel(kernel, task.width, ard=True)
+    if method == "exact":
+        model: TrainableModel = ExactGP(chosen, task.likelihood, standardize=task.standardize)
+        return Plan(model, "lbfgs", restarts=restarts)
+    if method == "sgpr":
+        model = SGPR(chosen, task.likelihood, M, standardize=task.standardize)
+        return Plan(model, "lbfgs")
+    layer = GP(task.outputs, kernel=chosen, posterior=LocalInducing(M))
+    model = Model(layer, task.likelihood, standardize=task.standardize)
+    return Plan(model, steps=2_000, batch_size=task.batch())
+
+
+def _hidden_width(width: int | None, task: Task) -> int:
+    return min(task.width, 30) if width is None else _positive(width, "width")
+
+
+def deep_gp(task: Task, *, kernel: str, depth: int, width: int | None, n_inducing: int) -> Plan:
+    """A deep GP with global inducing points; identity means where a layer is as wide as its inputs."""
+    widths = [task.width] + [_hidden_width(width, task)] * (_positive(depth, "depth") - 1)
+    layers = []
+    for number, (d, p) in enumerate(zip(widths, [*widths[1:], task.outputs], strict=True)):
+        last = number == len(widths) - 1
+        layers.append(
+            GP(
+                p,
+                kernel=_kernel(kernel, d, ard=True),
+                mean=IdentityMean() if d == p and not last else None,
+                posterior=GlobalInducing("full"),
+            )
+        )
+    inducing = task.inducing(_positive(n_inducing, "n_inducing"))
+    model = Model(nn.Sequential(*layers), task.likelihood, inducing, standardize=task.standardize)
+    return Plan(model, steps=1_500, batch_size=task.batch())
+
+
+def deep_wishart(task: Task, *, kernel: str, depth: int, width: int | None, n_inducing: int, mixing: str) -> Plan:
+    """A deep Wishart process: Gram matrices drawn in all layers but the last."""
+    widths = [task.width] + [_hidden_width(width, task)] * (_positive(depth, "depth") - 1)
+    layers = []
+    for number, (d, p) in enumerate(zip(widths, [*widths[1:], task.outputs], strict=True)):
+        last = number == len(widths) - 1
+        posterior = GlobalInducing("full") if last else GeneralizedWishart(mixing)
+        layers.append(GP(p, kernel=_kernel(kernel, d, ard=number == 0), posterior=posterior))
+    inducing = task.inducing(_positive(n_inducing, "n_inducing"))
+    model = Model(nn.Sequential(*layers), task.likelihood, inducing, standardize=task.standardize)
+    return Plan(model, steps=1_500, batch_size=task.batch())
+
+
+def bnn(task: Task, *, depth: int, width: int, n_inducing: int, posterior: str, prior: str) -> Plan:
+    """A Bayesian neural network of `depth` hidden layers with ReLU."""
+    if posterior not in ("global_inducing", "mean_field"):
+        raise ConfigurationError(f"posterior must be 'global_inducing' or 'mean_field', got {posterior!r}.")
+    if prior not in _PRIORS:
+        raise ConfigurationError(f"prior must be one of {', '.join(_PRIORS)}, got {prior!r}.")
+    widths = [task.width] + [_positive(width, "width")] * _positive(depth, "depth")
+    together = posterior == "global_inducing"
+    layers: list[nn.Module] = []
+    for d, p in zip(widths, [*widths[1:], task.outputs], strict=True):
+        chosen = GlobalInducing() if together else MeanField()
+        layers += [Linear(d, p, prior=_PRIORS[prior](), posterior=chosen), nn.ReLU()]
+    inducing = task.inducing(_positive(n_inducing, "n_inducing")) if together else None
+    model = Model(nn.Sequential(*layers[:-1]), task.likelihood, inducing, standardize=task.standardize)
+    return Plan(model, steps=3_000, batch_size=task.batch())
+
+
+def deep_kernel(task: Task, *, kernel: str, depth: int, width: int, n_features: int, n_inducing: int) -> Plan:
+    """Deep kernel learning: an ordinary network of `depth` hidden layers, then a sparse GP on its features."""
+    widths = [task.width] + [_positive(width, "width")] * _positive(depth, "depth")
+    features = _positive(n_features, "n_features")
+    layers: list[nn.Module] = []
+    for d, p in zip(widths, [*widths[1:], features], strict=True):
+        layers += [nn.Linear(d, p), nn.ReLU()]
+    M = min(_positive(n_inducing, "n_inducing"), len(task.x))
+    last = GP(task.outputs, kernel=_kernel(kernel, features, ard=True), posterior=LocalInducing(M))
+    model = Model(nn.Sequential(*layers[:-1], last), task.likelihood, standardize=task.standardize)
+    return Plan(model, steps=2_000, batch_size=task.batch())

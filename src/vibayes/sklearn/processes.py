@@ -1,0 +1,278 @@
+"""Estimators that are Gaussian and deep Gaussian processes.
+
+As scikit-learn wants it, constructors only store their arguments; these are checked in `fit`.
+"""
+
+from vibayes.kernels import Kernel
+from vibayes.sklearn import families
+from vibayes.sklearn.base import Estimator
+from vibayes.sklearn.families import Plan, Task
+from vibayes.sklearn.tasks import Classifier, Regressor
+from vibayes.training.history import Callback
+
+__all__ = [
+    "DeepGPClassifier",
+    "DeepGPRegressor",
+    "DeepWishartClassifier",
+    "DeepWishartRegressor",
+    "GPClassifier",
+    "GPRegressor",
+]
+
+
+class _GP(Estimator):
+    """The arguments of the family, and its model."""
+
+    def __init__(
+        self,
+        *,
+        kernel: str | Kernel = "squared_exponential",
+        method: str = "auto",
+        n_inducing: int = 200,
+        restarts: int = 3,
+        steps: int | None = None,
+        lr: float = 1e-2,
+        batch_size: int | None = None,
+        n_samples: int | None = None,
+        n_draws: int = 100,
+        standardize: bool = True,
+        seed: int = 0,
+        device: str | None = None,
+        dtype: str = "float64",
+        progress: bool = False,
+        callback: Callback | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.method = method
+        self.n_inducing = n_inducing
+        self.restarts = restarts
+        self.steps = steps
+        self.lr = lr
+        self.batch_size = batch_size
+        self.n_samples = n_samples
+        self.n_draws = n_draws
+        self.standardize = standardize
+        self.seed = seed
+        self.device = device
+        self.dtype = dtype
+        self.progress = progress
+        self.callback = callback
+
+    def _plan(self, task: Task) -> Plan:
+        return families.gp(
+            task, kernel=self.kernel, method=self.method, n_inducing=self.n_inducing, restarts=self.restarts
+        )
+
+
+class GPRegressor(Regressor, _GP):
+    """Gaussian process regression.
+
+    Up to 1,000 rows it is exact (closed-form evidence, L-BFGS from several starts); up to 10,000 the sparse `SGPR` with
+    its collapsed bound; beyond, a stochastic variational GP on minibatches.
+
+    Args:
+        kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"rational_quadratic"`, each with
+            one lengthscale per column; or a vibayes kernel.
+        method: `"exact"`, `"sgpr"`, `"svgp"`, or `"auto"`.
+        n_inducing: inducing points of the sparse methods.
+        restarts: starts of the exact GP, of which the one with the best evidence is kept.
+        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
+            estimator; see `vibayes.sklearn.Estimator`.
+
+    >>> import numpy as np
+    >>> X = np.linspace(-3, 3, 40)[:, None]
+    >>> gp = GPRegressor(restarts=1).fit(X, np.sin(X[:, 0]))
+    >>> mean, std = gp.predict([[0.0], [10.0]], return_std=True)
+    >>> bool(abs(mean[0]) < 0.01 and std[1] > 10 * std[0])
+    True
+    """
+
+
+class GPClassifier(Classifier, _GP):
+    """Gaussian process classification: a sparse variational GP, one function per class (one in all for two classes).
+
+    Args:
+        kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"rational_quadratic"`, each with
+            one lengthscale per column; or a vibayes kernel.
+        method: `"exact"`, `"sgpr"`, `"svgp"`, or `"auto"`.
+        n_inducing: inducing points of the sparse methods.
+        restarts: starts of the exact GP, of which the one with the best evidence is kept.
+        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
+            estimator; see `vibayes.sklearn.Estimator`.
+
+    >>> import numpy as np
+    >>> X = np.linspace(-3, 3, 40)[:, None]
+    >>> model = GPClassifier(steps=10).fit(X, np.where(X[:, 0] > 0, "up", "down"))
+    >>> model.classes_.tolist(), model.predict_proba(X).shape
+    (['down', 'up'], (40, 2))
+    """
+
+
+class _DeepGP(Estimator):
+    """The arguments of the family, and its model."""
+
+    def __init__(
+        self,
+        *,
+        kernel: str = "squared_exponential",
+        depth: int = 2,
+        width: int | None = None,
+        n_inducing: int = 100,
+        steps: int | None = None,
+        lr: float = 2e-2,
+        batch_size: int | None = None,
+        n_samples: int | None = None,
+        n_draws: int = 100,
+        standardize: bool = True,
+        seed: int = 0,
+        device: str | None = None,
+        dtype: str = "float64",
+        progress: bool = False,
+        callback: Callback | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.depth = depth
+        self.width = width
+        self.n_inducing = n_inducing
+        self.steps = steps
+        self.lr = lr
+        self.batch_size = batch_size
+        self.n_samples = n_samples
+        self.n_draws = n_draws
+        self.standardize = standardize
+        self.seed = seed
+        self.device = device
+        self.dtype = dtype
+        self.progress = progress
+        self.callback = callback
+
+    def _plan(self, task: Task) -> Plan:
+        return families.deep_gp(
+            task, kernel=self.kernel, depth=self.depth, width=self.width, n_inducing=self.n_inducing
+        )
+
+
+class DeepGPRegressor(Regressor, _DeepGP):
+    """Regression by a deep Gaussian process with global inducing points.
+
+    Args:
+        kernel: as for `GPRegressor`, by name.
+        depth: number of GP layers.
+        width: outputs of the hidden layers; as many as there are columns, at most 30, when None.
+        n_inducing: inducing points, which travel through all layers.
+        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
+            estimator; see `vibayes.sklearn.Estimator`.
+
+    >>> import numpy as np
+    >>> X = np.linspace(-3, 3, 40)[:, None]
+    >>> model = DeepGPRegressor(steps=10).fit(X, np.sin(X[:, 0]))
+    >>> lower, upper = model.predict_interval(X, 0.9)
+    >>> bool((lower < upper).all())
+    True
+    """
+
+
+class DeepGPClassifier(Classifier, _DeepGP):
+    """Classification by a deep Gaussian process with global inducing points.
+
+    Args:
+        kernel: as for `GPRegressor`, by name.
+        depth: number of GP layers.
+        width: outputs of the hidden layers; as many as there are columns, at most 30, when None.
+        n_inducing: inducing points, which travel through all layers.
+        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
+            estimator; see `vibayes.sklearn.Estimator`.
+
+    >>> import numpy as np
+    >>> X = np.linspace(-3, 3, 40)[:, None]
+    >>> model = DeepGPClassifier(steps=10).fit(X, np.where(X[:, 0] > 0, "up", "down"))
+    >>> model.classes_.tolist(), model.predict_proba(X).shape
+    (['down', 'up'], (40, 2))
+    """
+
+
+class _DeepWishart(Estimator):
+    """The arguments of the family, and its model."""
+
+    def __init__(
+        self,
+        *,
+        kernel: str = "squared_exponential",
+        depth: int = 2,
+        width: int | None = None,
+        n_inducing: int = 100,
+        mixing: str = "AB",
+        steps: int | None = None,
+        lr: float = 2e-2,
+        batch_size: int | None = None,
+        n_samples: int | None = None,
+        n_draws: int = 100,
+        standardize: bool = True,
+        seed: int = 0,
+        device: str | None = None,
+        dtype: str = "float64",
+        progress: bool = False,
+        callback: Callback | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.depth = depth
+        self.width = width
+        self.n_inducing = n_inducing
+        self.mixing = mixing
+        self.steps = steps
+        self.lr = lr
+        self.batch_size = batch_size
+        self.n_samples = n_samples
+        self.n_draws = n_draws
+        self.standardize = standardize
+        self.seed = seed
+        self.device = device
+        self.dtype = dtype
+        self.progress = progress
+        self.callback = callback
+
+    def _plan(self, task: Task) -> Plan:
+        return families.deep_wishart(
+            task, kernel=self.kernel, depth=self.depth, width=self.width, n_inducing=self.n_inducing, mixing=self.mixing
+        )
+
+
+class DeepWishartRegressor(Regressor, _DeepWishart):
+    """Regression by a deep Wishart process.
+
+    Args:
+        kernel: as for `GPRegressor`, by name.
+        depth: number of layers; Gram matrices are drawn in all but the last.
+        width: of the hidden layers, their degrees of freedom; as many as there are columns, at most 30, when None.
+        n_inducing: inducing points, which travel through all layers.
+        mixing: form of the Wishart posterior: `"plain"`, `"A"` or `"AB"`.
+        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
+            estimator; see `vibayes.sklearn.Estimator`.
+
+    >>> import numpy as np
+    >>> X = np.linspace(-3, 3, 40)[:, None]
+    >>> model = DeepWishartRegressor(steps=10).fit(X, np.sin(X[:, 0]))
+    >>> lower, upper = model.predict_interval(X, 0.9)
+    >>> bool((lower < upper).all())
+    True
+    """
+
+
+class DeepWishartClassifier(Classifier, _DeepWishart):
+    """Classification by a deep Wishart process.
+
+    Args:
+        kernel: as for `GPRegressor`, by name.
+        depth: number of layers; Gram matrices are drawn in all but the last.
+        width: of the hidden layers, their degrees of freedom; as many as there are columns, at most 30, when None.
+        n_inducing: inducing points, which travel through all layers.
+        mixing: form of the Wishart posterior: `"plain"`, `"A"` or `"AB"`.
+        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
+            estimator; see `vibayes.sklearn.Estimator`.
+
+    >>> import numpy as np
+    >>> X = np.linspace(-3, 3, 40)[:, None]
+    >>> model = DeepWishartClassifier(steps=10).fit(X, np.where(X[:, 0] > 0, "up", "down"))
+    >>> model.classes_.tolist(), model.predict_proba(X).shape
+    (['down', 'up'], (40, 2))
+    """

@@ -1,0 +1,169 @@
+"""The columns to be predicted: numbers, or one column of classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vibayes.errors import ConfigurationError, DataError
+from vibayes.tables.columns import MOSTLY, NOTHING, as_numbers, as_text, count
+
+__all__ = ["TASKS", "Target", "learn_target"]
+
+TASKS = ("regression", "classification")
+MAX_CLASSES = 100
+# Numbers with at most this many different values are taken for classes; 0 and 1, say.
+FEW_NUMBERS = 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be predicted.
+
+    Attributes:
+        names: the columns.
+        kind: `"regression"`, `"binary"` or `"classes"`.
+        labels: of classes, the name of each, in the order of their numbers.
+        note: what was decided, in a sentence.
+    """
+
+    names: tuple[str, ...]
+    kind: str
+    labels: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def task(self) -> str:
+        """`"regression"` or `"classification"`."""
+        return "regression" if self.kind == "regression" else "classification"
+
+    @property
+    def width(self) -> int:
+        """How many functions a model needs for it."""
+        return len(self.labels) if self.kind == "classes" else len(self.names)
+
+    def encode(self, frame: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Targets and which rows have them: `[N, P]` numbers (`[N]` for one column), or `[N]` class numbers.
+
+        Where a row has none, the number stands for nothing.
+        """
+        if self.kind == "regression":
+            columns = np.column_stack([as_numbers(frame[name])[0] for name in self.names])
+            known: NDArray[np.bool_] = np.asarray(np.isfinite(columns).all(1))
+            values = np.where(known[:, None], columns, 0.0)
+            return (values[:, 0] if len(self.names) == 1 else values), known
+        text = as_text(frame[self.names[0]])
+        number = {label: code for code, label in enumerate(self.labels)}
+        codes = np.array([number.get(value, -1) for value in text], dtype=np.int64)
+        return np.where(codes < 0, 0, codes), codes >= 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"names": list(self.names), "kind": self.kind, "labels": list(self.labels), "note": self.note}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Target":
+        """The inverse of `to_dict`."""
+        try:
+            return cls(tuple(values["names"]), values["kind"], tuple(values["labels"]), values.get("note", ""))
+        except (KeyError, TypeError) as error:
+            raise DataError(f"This is not the description of a target: {error}.") from error
+
+
+def learn_target(frame: Any, names: Sequence[str], task: str | None = None) -> Target:
+    """Find out what kind of target some columns are.
+
+    Text and yes-or-no columns are classes, and so are numbers with two different values; other numbers are regression.
+    Several columns must all be numbers.
+
+    Args:
+        frame: the table.
+        names: the target columns.
+        task: `"regression"` or `"classification"`, where it should not be guessed.
+
+    >>> import pandas
+    >>> learn_target(pandas.DataFrame({"y": ["no", "yes", "no"]}), ["y"]).labels
+    ('no', 'yes')
+    """
+    if task is not None and task not in TASKS:
+        raise ConfigurationError(f"The task must be regression or classification, got {task!r}.")
+    if not names:
+        raise ConfigurationError("Name the column to predict: --target NAME.")
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"A target was named twice: {', '.join(names)}.")
+    for name in names:
+        if name not in frame.columns:
+            there = [str(column) for column in frame.columns]
+            shown = ", ".join(there[:12]) + (", ..." if len(there) > 12 else "")
+            raise DataError(f"The table has no column {name!r} to predict. Its columns are: {shown}.")
+        if int(frame[name].notna().sum()) == 0:
+            raise DataError(f"Every value of the target {name!r} is missing.")
+    numeric = [_is_numeric(frame[name]) for name in names]
+    if task is None:
+        few = len(names) == 1 and numeric[0] and frame[names[0]].nunique() <= FEW_NUMBERS
+        task = "classification" if not all(numeric) or few else "regression"
+        if few:
+            _refuse_constant(frame, names[0])
+    if task == "classification":
+        return _classes(frame, names)
+    for name, number in zip(names, numeric, strict=True):
+        if not number:
+            raise DataError(f"The target {name!r} is not a column of numbers, so it cannot be a regression's.")
+        _refuse_constant(frame, name)
+    return Target(tuple(names), "regression", note="Numbers, so this is regression.")
+
+
+def _is_numeric(series: Any) -> bool:
+    if series.dtype.kind == "b":
+        return False
+    if series.dtype.kind in "iuf":
+        return True
+    if series.dtype.kind not in "OSU" and str(series.dtype) not in ("string", "str", "category"):
+        return False
+    values, _ = as_numbers(series)
+    return bool(np.isfinite(values).sum() >= MOSTLY * int(series.notna().sum()))
+
+
+def _refuse_constant(frame: Any, name: str) -> None:
+    values = as_numbers(frame[name])[0]
+    values = values[np.isfinite(values)]
+    if len(values) == 0:
+        raise DataError(f"No value of the target {name!r} is a finite number.")
+    if values.min() == values.max():
+        raise DataError(f"Every value of the target {name!r} is {values[0]:g}; there is nothing to learn.")
+
+
+def _classes(frame: Any, names: Sequence[str]) -> Target:
+    if len(names) > 1:
+        raise DataError(
+            f"Several targets must all be numbers; among {', '.join(names)} are classes. Predict one column of classes "
+            "at a time."
+        )
+    name = names[0]
+    if frame[name].dtype.kind == "M":
+        raise DataError(f"The target {name!r} holds dates. Make them numbers (days since some date) first.")
+    text = as_text(frame[name])
+    values, counts = np.unique(text[text != NOTHING], return_counts=True)
+    if len(values) < 2:
+        only = repr(str(values[0])) if len(values) else "nothing"
+        raise DataError(f"The target {name!r} has one class only, {only}; there is nothing to tell apart.")
+    if len(values) > MAX_CLASSES:
+        raise DataError(
+            f"The target {name!r} has {len(values)} classes ({count(len(text), 'row')}); at most {MAX_CLASSES} are "
+            "supported. Join rare classes, or, if its values are numbers, give --task regression."
+        )
+    if len(values) > 2 and len(values) > 0.5 * counts.sum():
+        raise DataError(
+            f"The target {name!r} has {len(values)} classes in {count(counts.sum(), 'row')}: too few rows for each."
+        )
+    labels = tuple(str(value) for value in values)
+    shown = ", ".join(f"{label} ({number:,})" for label, number in list(zip(labels, counts, strict=True))[:6])
+    more = f" and {len(labels) - 6} more" if len(labels) > 6 else ""
+    return Target(
+        (name,),
+        "binary" if len(labels) == 2 else "classes",
+        labels,
+        f"Classes, so this is classification: {shown}{more}.",
+    )

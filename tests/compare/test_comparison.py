@@ -1,0 +1,339 @@
+"""The comparison as a whole, with few steps."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests_tables import class_frame, regression_frame, table
+
+from vibayes.compare import (
+    Data,
+    Difference,
+    Result,
+    TableModel,
+    compare,
+    paired,
+    prediction_frame,
+    prepare,
+    rank,
+    write,
+)
+from vibayes.compare import comparison as module
+from vibayes.compare.comparison import Silent
+from vibayes.compare.scores import Bounds
+from vibayes.compare.training import Trained
+from vibayes.errors import ConfigurationError, DataError, TrainingError
+from vibayes.tables import read_table
+from vibayes.training import History
+
+
+def result(family: str, values: list[float], errors: list[float] | None = None, n: int = 100) -> Result:
+    seeds = list(range(len(values)))
+    history = History(n_data=n, step=[1])
+    trained = Trained([None] * len(values), [history] * len(values), seeds, 1.0)  # type: ignore[list-item]
+    bounds = [Bounds(v, e) for v, e in zip(values, errors or [0.0] * len(values), strict=True)]
+    return Result(family, trained, bounds, [{"rmse": 1.0}] * len(values))
+
+
+# -- parts of a table -------------------------------------------------------------------------------------------
+
+
+def test_held_out_rows_are_apart_and_reproducible() -> None:
+    frame = regression_frame(200)
+    first, again, other = (prepare(table(frame), ["y"], seed=seed) for seed in (0, 0, 1))
+    assert len(first.test) == 20
+    assert not set(first.train) & set(first.test)
+    assert 5 not in set(first.train) | set(first.test)  # it has no target
+    assert len(first.train) + len(first.test) == 199
+    np.testing.assert_array_equal(first.test, again.test)
+    assert set(first.test) != set(other.test)
+    assert any("1 row without a target" in note for note in first.notes)
+
+
+def test_sizes_of_the_test_part() -> None:
+    assert len(prepare(table(regression_frame(60)), ["y"]).test) == 12
+    assert len(prepare(table(regression_frame(60)), ["y"], test=0.5).test) == 30
+    assert len(prepare(table(regression_frame(60)), ["y"], test=0.0).test) == 0
+    chosen = prepare(table(regression_frame(60)), ["y"], test=np.array([1, 2, 5]))
+    assert chosen.test.tolist() == [1, 2]  # 5 has no target
+    with pytest.raises(ConfigurationError, match="below 1"):
+        prepare(table(regression_frame(60)), ["y"], test=1.5)
+    with pytest.raises(ConfigurationError, match="nothing to train on"):
+        prepare(table(regression_frame(60)), ["y"], test=np.arange(60))
+
+
+def test_every_class_trains_and_tests() -> None:
+    frame = class_frame(120, 3)
+    frame.loc[0, "label"] = "rare"
+    data = prepare(table(frame), ["label"])
+    train = data.y.numpy()[data.train]
+    assert set(train) == {0, 1, 2, 3}
+    shares = np.bincount(data.y.numpy()[data.test], minlength=4) / len(data.test)
+    np.testing.assert_allclose(shares[:3], np.bincount(train, minlength=4)[:3] / len(train), atol=0.05)
+
+
+def test_the_encoder_sees_training_rows_only() -> None:
+    frame = regression_frame(100)
+    data = prepare(table(frame), ["y"])
+    frame.loc[data.test, "a"] = 1e6
+    again = prepare(table(frame), ["y"])
+    assert again.encoder == data.encoder
+
+
+def test_refused_tables() -> None:
+    frame = regression_frame(50)
+    with pytest.raises(DataError, match="at least 10"):
+        prepare(table(frame.iloc[:8]), ["y"])
+    with pytest.raises(DataError, match="No input column"):
+        prepare(table(frame[["y"]]), ["y"])
+    with pytest.raises(DataError, match="no column 'zz' to ignore"):
+        prepare(table(frame), ["y"], ignore=["zz"])
+    twice = table(frame)
+    twice.repeated = ("y",)
+    with pytest.raises(DataError, match="several columns"):
+        prepare(twice, ["y"])
+
+
+# -- ranking ----------------------------------------------------------------------------------------------------
+
+
+def test_paired_differences() -> None:
+    a, b = result("deep-gp", [1.0, 1.2, 1.4]), result("bnn-global", [0.5, 0.8, 0.8])
+    gap = paired(a, b)
+    values = np.array([0.5, 0.4, 0.6])
+    assert gap.mean == pytest.approx(values.mean())
+    assert gap.stderr == pytest.approx(values.std(ddof=1) / math.sqrt(3))
+    assert gap.clear
+    exact = result("gp", [1.0])
+    against = paired(exact, b)
+    assert against.mean == pytest.approx(np.mean([0.5, 0.2, 0.2]))
+    assert paired(b, exact).mean == pytest.approx(-against.mean)
+    assert paired(b, exact).stderr == pytest.approx(against.stderr)
+
+
+def test_monte_carlo_errors_count() -> None:
+    gap = paired(result("deep-gp", [1.0, 1.0], [0.3, 0.4]), result("bnn-global", [0.5, 0.5], [0.0, 0.0]))
+    assert gap.stderr == pytest.approx(0.25)
+    assert not gap.clear
+
+
+def test_a_difference_of_few_nats_in_all_is_not_clear() -> None:
+    assert not Difference(0.01, 0.0, 100).clear
+    assert Difference(0.01, 0.0, 1000).clear
+    assert not Difference(0.01, 0.006, 1000).clear
+
+
+def test_rank_leaves_deep_kernel_learning_out() -> None:
+    ranked = rank([result("gp", [0.0]), result("dkl", [9.0]), result("deep-gp", [1.0, 2.0])])
+    assert [r.family for r, _ in ranked] == ["deep-gp", "gp"]
+    assert ranked[0][1] is None
+    with pytest.raises(ConfigurationError, match="add one"):
+        rank([result("dkl", [9.0])])
+
+
+# -- all of it --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Path]]:
+    torch.set_default_dtype(torch.float64)
+    folder = tmp_path_factory.mktemp("comparison")
+    regression_frame(130).to_csv(folder / "table.csv", index=False)
+    data = prepare(read_table(folder / "table.csv"), ["y"])
+    found = compare(data, seeds=2, steps=20, families=["gp", "bnn-mean-field", "deep-gp", "dkl"])
+    return found, write(found, folder / "out")
+
+
+def test_the_winner_and_the_contest(written: tuple[Any, dict[str, Path]]) -> None:
+    found, _ = written
+    assert found.winner.family == "gp"
+    assert "the plain Gaussian process wins" in found.verdict()
+    assert [r.family for r in found.results] == ["gp", "bnn-mean-field", "deep-gp", "dkl"]
+    assert found.validation.family == "dkl"
+    assert found.validation.rows == 20
+    assert found.validation.difference == pytest.approx(
+        found.validation.log_likelihood - found.validation.winner_log_likelihood
+    )
+    challenger = next(r for r in found.results if r.family == "dkl")
+    assert challenger.trained.histories[0].n_data == len(found.data.train) - 20
+
+
+def test_a_challenger_that_wins(written: tuple[Any, dict[str, Path]]) -> None:
+    found, _ = written
+    kept = found.validation
+    try:
+        found.validation = module.Validation("dkl", 20, 1.0, 0.0, 1.0, 0.1)
+        assert found.winner.family == "dkl"
+        assert "By evidence Gaussian process comes first" in found.verdict()
+        found.validation = module.Validation("dkl", 20, 0.1, 0.0, 0.1, 0.1)
+        assert found.winner.family == "gp"
+    finally:
+        found.validation = kept
+
+
+def test_results_file(written: tuple[Any, dict[str, Path]]) -> None:
+    found, files = written
+    content = json.loads(files["results"].read_text())
+    assert content["winner"] == "gp"
+    assert [entry["family"] for entry in content["ranking"]] == [r.family for r, _ in found.ranking]
+    assert content["ranking"][0]["below_best"] is None
+    assert content["ranking"][1]["below_best"]["mean"] > 0
+    dkl = next(entry for entry in content["families"] if entry["family"] == "dkl")
+    assert not dkl["ranked"]
+    assert "hyperparameters" in dkl["why_not_ranked"]
+    assert set(content["sensitivity"]) == {"a", "b", "kind"}
+    assert content["sensitivity"]["a"] > content["sensitivity"]["b"]
+    assert len(content["least_sure_rows"]) == 10
+    mean_field = next(entry for entry in content["families"] if entry["family"] == "bnn-mean-field")
+    assert [seed["seed"] for seed in mean_field["seeds"]] == [0, 1]
+    assert mean_field["elbo_per_datapoint"] == pytest.approx(
+        np.mean([seed["elbo_per_datapoint"] for seed in mean_field["seeds"]])
+    )
+
+
+def test_predictions_and_the_saved_model(written: tuple[Any, dict[str, Path]]) -> None:
+    found, files = written
+    rows = pd.read_csv(files["predictions"])
+    frame = found.data.table.frame
+    assert len(rows) == len(frame) == 130
+    assert rows["part"].value_counts().to_dict() == {"train": 109, "test": 20, "no target": 1}
+    np.testing.assert_allclose(rows["true y"], frame["y"], rtol=1e-6)
+    assert (rows["lower 95%"] < rows["mean"]).all()
+    np.testing.assert_allclose(rows["epistemic std"] ** 2 + rows["aleatoric std"] ** 2, rows["std"] ** 2, rtol=1e-5)
+    loaded = TableModel.load(files["model"])
+    predicted, notes = loaded.predict(frame[["kind", "b", "a"]])
+    again = prediction_frame(loaded.target, predicted)
+    np.testing.assert_allclose(again["mean"], rows["mean"], rtol=1e-6)
+    np.testing.assert_allclose(again["upper 95%"], rows["upper 95%"], rtol=1e-6)
+    assert notes == [] or all("missing" in note for note in notes)
+    assert TableModel.load(files["model"].parent).about["family"] == "gp"  # the whole folder does, too
+
+
+def test_report(written: tuple[Any, dict[str, Path]]) -> None:
+    found, files = written
+    page = files["report"].read_text()
+    for heading in (
+        "Ranking by evidence", "Predictions", "What the prediction depends on", "Rows the model is least sure of",
+        "Learning curves", "How the table was read",
+    ):  # fmt: skip
+        assert f"<h2>{heading}</h2>" in page
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page)  # nothing is fetched
+    assert "nan" not in re.sub(r"<[^>]*>", " ", page).lower().split()
+    assert "NaN" not in page
+    assert "the plain Gaussian process wins" in page
+    assert "shown but not ranked" in page
+    assert page.count("<svg") == 5 + len(found.results)
+    assert 'class="win"' in page
+
+
+def test_broken_model_folders(written: tuple[Any, dict[str, Path]], tmp_path: Path) -> None:
+    _, files = written
+    with pytest.raises(DataError, match=r"no table\.json"):
+        TableModel.load(tmp_path)
+    content = json.loads((files["model"] / "table.json").read_text())
+    (tmp_path / "table.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        TableModel.load(tmp_path)
+    (tmp_path / "table.json").write_text(json.dumps(content | {"schema": "vibayes-table-9"}))
+    with pytest.raises(DataError, match="vibayes-table-9"):
+        TableModel.load(tmp_path)
+    (tmp_path / "table.json").write_text(json.dumps({k: v for k, v in content.items() if k != "target"}))
+    with pytest.raises(DataError, match="lacks target"):
+        TableModel.load(tmp_path)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_classification(n_classes: int, tmp_path: Path) -> None:
+    data = prepare(table(class_frame(150, n_classes)), ["label"])
+    found = compare(data, seeds=1, steps=60, families=["gp", "bnn-mean-field"])
+    files = write(found, tmp_path)
+    assert found.winner.score("accuracy") > 0.9
+    rows = pd.read_csv(files["predictions"])
+    probabilities = rows[[f"P(class {i})" for i in range(n_classes)]]
+    np.testing.assert_allclose(probabilities.sum(1), 1.0, atol=1e-6)
+    assert (rows["predicted"] == data.table.frame["label"]).mean() > 0.9
+    page = files["report"].read_text()
+    assert "true \\ predicted" in page
+    assert "calibration error" in page
+
+
+def test_several_targets(tmp_path: Path) -> None:
+    frame = regression_frame(60).dropna()
+    frame["z"] = 3 * frame["a"] + frame["b"]
+    data = prepare(table(frame.reset_index(drop=True)), ["y", "z"])
+    assert "z" not in data.encoder.features
+    files = write(compare(data, seeds=1, steps=15, families=["gp"]), tmp_path)
+    assert {"y mean", "z mean", "z lower 95%"} <= set(pd.read_csv(files["predictions"]).columns)
+    assert "predicted z" in files["report"].read_text()
+
+
+def test_a_family_that_fails_is_reported(regression: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module.train
+
+    def train(family: Any, *arguments: Any, **options: Any) -> Any:
+        if family.name == "gp-matern":
+            raise TrainingError("gave up")
+        return real(family, *arguments, **options)
+
+    monkeypatch.setattr(module, "train", train)
+    found = compare(regression, seeds=1, steps=5, families=["gp", "gp-matern"])
+    assert found.skipped == {"gp-matern": "failed: gave up"}
+    with pytest.raises(DataError, match="No model could be trained"):
+        compare(regression, seeds=1, steps=5, families=["gp-matern"])
+
+
+class Interrupting(Silent):
+    """Presses control-C while a family trains."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.now = name, ""
+
+    def family(self, family: Any, seconds: float) -> None:
+        self.now = family.name
+
+    def progress(self, fraction: float, bound: float) -> None:
+        if self.now == self.name:
+            raise KeyboardInterrupt
+
+
+def test_interrupt_ends_with_the_results_so_far(regression: Data, tmp_path: Path) -> None:
+    families = ["gp", "bnn-mean-field", "deep-gp"]
+    found = compare(regression, seeds=1, steps=5, families=families, display=Interrupting("bnn-mean-field"))
+    assert found.interrupted
+    assert [r.family for r in found.results] == ["gp", "bnn-mean-field"]
+    assert found.results[1].trained.interrupted
+    assert found.skipped == {"deep-gp": "interrupted"}
+    assert "<b>Interrupted:</b>" in write(found, tmp_path)["report"].read_text()
+    with pytest.raises(KeyboardInterrupt):
+        compare(regression, seeds=1, steps=5, families=families, display=Interrupting("gp"))
+
+
+def test_refused_questions(regression: Data) -> None:
+    with pytest.raises(ConfigurationError, match="budget must be positive"):
+        compare(regression, minutes=0)
+    with pytest.raises(ConfigurationError, match="seeds"):
+        compare(regression, seeds=0)
+    with pytest.raises(ConfigurationError, match="held-out rows"):
+        compare(prepare(regression.table, ["y"], test=0.0))
+
+
+def test_time_is_shared(regression: Data) -> None:
+    """Each family gets its share of what is left; a family that takes less leaves more to the others."""
+
+    class Listening(Silent):
+        given: dict[str, float] = {}  # noqa: RUF012
+
+        def family(self, family: Any, seconds: float) -> None:
+            self.given[family.name] = seconds
+
+    heard = Listening()
+    compare(regression, minutes=2.0, seeds=1, steps=1, families=["gp", "gp-matern", "deep-gp"], display=heard)
+    total = module.FOR_TRAINING * 120
+    assert heard.given["gp"] == pytest.approx(total * 2.0 / 5.5, rel=0.02)
+    assert heard.given["deep-gp"] > 0.8 * total

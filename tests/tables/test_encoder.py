@@ -1,0 +1,176 @@
+"""From columns to numbers, and the same way again."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vibayes.errors import DataError
+from vibayes.tables import Encoder
+
+
+def learn(**columns: Any) -> tuple[Encoder, pd.DataFrame]:
+    frame = pd.DataFrame(columns)
+    return Encoder.learn(frame), frame
+
+
+def note(encoder: Encoder, name: str) -> str:
+    return dict(encoder.summary())[name]
+
+
+def test_numbers_and_missing_ones() -> None:
+    encoder, frame = learn(a=[1.0, np.nan, 5.0, 3.0, np.inf], b=[1, 2, 3, 4, 5])
+    assert encoder.features == ("a", "a is missing", "b")
+    assert encoder.encode(frame).x[:, :2].tolist() == [[1, 0], [3, 1], [5, 0], [3, 0], [3, 1]]
+    assert "2 missing values replaced by the median 3" in note(encoder, "a")
+
+
+def test_missing_only_at_prediction_time_is_said() -> None:
+    encoder, _ = learn(a=[1.0, 2.0, 9.0])
+    encoded = encoder.encode(pd.DataFrame({"a": [np.nan, 4.0]}))
+    assert encoded.x.tolist() == [[2.0], [4.0]]
+    assert "1 missing value, of which there were none in training" in encoded.notes[0]
+
+
+def test_mixed_types() -> None:
+    mostly = [str(i) for i in range(40)] + ["oops"]
+    encoder, frame = learn(a=mostly, b=["1", "x"] * 20 + ["2"])
+    assert [column.kind for column in encoder.columns] == ["number", "category"]
+    assert "('oops')" in note(encoder, "a")
+    x = encoder.encode(frame).x
+    assert x[-1, 0] == np.median(np.arange(40))
+    assert x[-1, 1] == 1.0
+
+
+def test_categories() -> None:
+    encoder, frame = learn(colour=["red", "blue", None, "red"], flag=[True, False, True, True])
+    assert encoder.features == ("colour=(missing)", "colour=blue", "colour=red", "flag=True")
+    assert encoder.encode(frame).x.tolist() == [[0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 1]]
+    new = encoder.encode(pd.DataFrame({"flag": ["True", "maybe"], "colour": ["green", "blue"]}))
+    assert new.x.tolist() == [[0, 0, 0, 1], [0, 1, 0, 0.5]]
+    assert [text for text in new.notes if "('green')" in text]
+    assert [text for text in new.notes if "('maybe')" in text]
+
+
+def test_whole_numbers_as_categories_read_alike_with_missing_values() -> None:
+    encoder, _ = learn(code=pd.Series(["1", "x", "1", "x"]))
+    # pandas reads a column of 1 and an empty cell as 1.0
+    assert (
+        encoder.encode(pd.DataFrame({"code": [1.0]})).x.tolist()
+        == encoder.encode(pd.DataFrame({"code": ["1"]})).x.tolist()
+    )
+
+
+def test_many_levels_keep_the_frequent_ones() -> None:
+    values = [f"l{i}" for i in range(40) for _ in range(i + 1)]
+    encoder, frame = learn(a=values)
+    assert len(encoder.features) == 30
+    assert encoder.features[-1] == "a=(other)"
+    x = encoder.encode(frame).x
+    assert (x.sum(1) == 1).all()
+    assert x[0, -1] == 1.0  # l0 is the rarest
+    assert encoder.encode(pd.DataFrame({"a": ["never seen"]})).x[0, -1] == 1.0
+
+
+def test_identifiers_constants_and_empty_columns_are_left_out() -> None:
+    n = 60
+    encoder, frame = learn(
+        name=[f"person {i}" for i in range(n)], same=[3.0] * n, word=["x"] * n, empty=[None] * n, a=range(n)
+    )
+    assert encoder.features == ("a",)
+    assert "names the rows" in note(encoder, "name")
+    assert "every value is 3" in note(encoder, "same")
+    assert "every value is 'x'" in note(encoder, "word")
+    assert "every value is missing" in note(encoder, "empty")
+    assert encoder.encode(frame[["a"]]).x.shape == (n, 1)  # columns that were left out need not come back
+
+
+def test_dates() -> None:
+    days = pd.date_range("2020-01-01", periods=800, freq="D")
+    encoder, frame = learn(day=days.strftime("%Y-%m-%d"))
+    assert encoder.columns[0].kind == "date"
+    assert encoder.columns[0].parts == ("season", "week")
+    x = encoder.encode(frame).x
+    np.testing.assert_allclose(x[:, 0], np.arange(800) / 365.2425, atol=1e-9)
+    np.testing.assert_allclose(x[7, 3:5], x[0, 3:5], atol=1e-6)  # one week later is the same day of the week
+    np.testing.assert_allclose(x[365, 1:3], x[0, 1:3], atol=0.02)  # and nearly the same season
+    np.testing.assert_allclose(np.square(x[:, 1:3]).sum(1), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "second"),
+    [
+        (["2021-03-01", "2021-03-02", "2021-03-15"], 1.0),
+        (["01.03.2021", "02.03.2021", "15.03.2021"], 1.0),
+        (["01/03/2021", "02/03/2021", "15/03/2021"], 1.0),  # 15 cannot be a month
+        (["03/01/2021", "03/02/2021", "03/12/2021"], 1.0),
+        (["1 Mar 2021", "2 Mar 2021", "15 Mar 2021"], 1.0),
+        (["2021-03-01T00:00:00+01:00", "2021-03-02T00:00:00+01:00", "2021-03-03T12:00:00+01:00"], 1.0),
+    ],
+)
+def test_forms_of_dates(texts: list[str], second: float) -> None:
+    encoder, frame = learn(day=texts)
+    assert encoder.columns[0].kind == "date"
+    x = encoder.encode(frame).x
+    assert x[1, 0] * 365.2425 == pytest.approx(second)
+
+
+def test_words_are_not_dates() -> None:
+    encoder, _ = learn(month=["may", "june", "may", "july"] * 3)
+    assert encoder.columns[0].kind == "category"
+
+
+def test_time_of_day() -> None:
+    stamps = pd.date_range("2024-01-01", periods=48, freq="h")
+    encoder, frame = learn(at=stamps)
+    assert encoder.columns[0].parts == ("day",)
+    x = encoder.encode(frame).x
+    np.testing.assert_allclose(x[30, 1:], x[6, 1:], atol=1e-6)
+
+
+def test_json_round_trip_encodes_alike() -> None:
+    encoder, frame = learn(
+        a=[1.0, None, 3.0, 4.0], c=["x", "y", None, "x"], d=["2020-01-01", "2021-06-01", None, "2023-01-01"]
+    )
+    again = Encoder.from_dict(json.loads(json.dumps(encoder.to_dict())))
+    assert again == encoder
+    np.testing.assert_array_equal(again.encode(frame).x, encoder.encode(frame).x)
+    assert again.summary() == encoder.summary()
+    with pytest.raises(DataError, match="no list of columns"):
+        Encoder.from_dict({})
+    with pytest.raises(DataError, match="kind must be one of"):
+        Encoder.from_dict({"columns": [{"name": "a", "kind": "evil"}]})
+    with pytest.raises(DataError, match="not the description of a column"):
+        Encoder.from_dict({"columns": [{"nam": "a"}]})
+
+
+def test_columns_are_found_by_name_and_missing_ones_named() -> None:
+    encoder, frame = learn(Age=[1.0, 2.0, 3.0], b=[3.0, 1.0, 2.0])
+    shuffled = frame[["b", "Age"]].assign(extra=1)
+    np.testing.assert_array_equal(encoder.encode(shuffled).x, encoder.encode(frame).x)
+    with pytest.raises(DataError, match=r"lacks the column 'Age' \(is it 'age'\?\)"):
+        encoder.encode(frame.rename(columns={"Age": "age"}))
+    with pytest.raises(DataError, match="no rows"):
+        encoder.encode(frame.iloc[:0])
+
+
+def test_another_kind_of_column_at_prediction_time() -> None:
+    encoder, _ = learn(a=[1.0, 2.0, 3.0], d=["2020-01-01", "2020-01-05", "2020-02-01"])
+    with pytest.raises(DataError, match="held numbers in training"):
+        encoder.encode(pd.DataFrame({"a": ["x", "y"], "d": ["2020-01-01"] * 2}))
+    with pytest.raises(DataError, match="held dates in training"):
+        encoder.encode(pd.DataFrame({"a": [1, 2], "d": ["soon", "later"]}))
+
+
+def test_nothing_left_to_learn_from() -> None:
+    with pytest.raises(DataError, match="No input column is left"):
+        Encoder.learn(pd.DataFrame({"y": [1, 2, 3]}), leave_out=["y"])
+    with pytest.raises(DataError, match="every value is missing"):
+        Encoder.learn(pd.DataFrame({"a": [None, None]}))
+
+
+def test_slices_cover_the_features() -> None:
+    encoder, _ = learn(a=[1.0, None, 2.0], s=["x"] * 3, c=["x", "y", "z"])
+    assert encoder.slices() == {"a": slice(0, 2), "c": slice(2, 5)}

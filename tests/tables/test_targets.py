@@ -1,0 +1,80 @@
+"""What kind of target a column is."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vibayes.errors import ConfigurationError, DataError
+from vibayes.tables import Target
+from vibayes.tables.targets import learn_target
+
+
+def test_numbers_are_regression() -> None:
+    frame = pd.DataFrame({"y": [1.0, np.nan, 3.0], "z": ["1", "2", "4"]})
+    target = learn_target(frame, ["y", "z"])
+    assert (target.kind, target.width) == ("regression", 2)
+    y, known = target.encode(frame)
+    assert known.tolist() == [True, False, True]
+    assert y[known].tolist() == [[1.0, 1.0], [3.0, 4.0]]
+    assert Target.from_dict(target.to_dict()) == target
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        (["no", "yes", "no", None], ("no", "yes")),
+        ([0, 1, 1, 0], ("0", "1")),
+        ([0.0, 1.0, np.nan, 0.0], ("0", "1")),
+        ([True, False, True, True], ("False", "True")),
+    ],
+)
+def test_two_values_are_classes(values: list[object], labels: tuple[str, ...]) -> None:
+    frame = pd.DataFrame({"y": values})
+    target = learn_target(frame, ["y"])
+    assert (target.kind, target.labels, target.width) == ("binary", labels, 1)
+    y, known = target.encode(frame)
+    assert known.tolist() == frame["y"].notna().tolist()
+    assert [labels[code] for code in y[known]] == [
+        labels[0] if v in ("no", 0, False) else labels[1] for v in frame["y"][known]
+    ]
+
+
+def test_several_classes_and_the_task_by_hand() -> None:
+    frame = pd.DataFrame({"y": [3, 4, 5, 3, 4, 5, 3, 4, 5, 5]})
+    assert learn_target(frame, ["y"]).kind == "regression"
+    target = learn_target(frame, ["y"], "classification")
+    assert (target.kind, target.labels, target.width) == ("classes", ("3", "4", "5"), 3)
+    assert learn_target(pd.DataFrame({"y": [0, 1, 0]}), ["y"], "regression").kind == "regression"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([5.0] * 20, "Every value of the target 'y' is 5"),
+        (["a"] * 20, "one class only, 'a'"),
+        ([None] * 20, "is missing"),
+        ([f"c{i % 500}" for i in range(5000)], "500 classes"),
+        ([f"c{i}" for i in range(20)], "too few rows for each"),
+        (pd.date_range("2020", periods=20), "holds dates"),
+        ([np.inf] * 10 + [-np.inf] * 10, "finite number"),
+    ],
+)
+def test_refused(values: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        learn_target(pd.DataFrame({"y": values}), ["y"])
+
+
+def test_refused_questions() -> None:
+    frame = pd.DataFrame({"y": [1.0, 2.0, 3.0], "c": ["a", "b", "a"]})
+    with pytest.raises(DataError, match=r"no column 'price'.*y, c"):
+        learn_target(frame, ["price"])
+    with pytest.raises(DataError, match="must all be numbers"):
+        learn_target(frame, ["y", "c"])
+    with pytest.raises(DataError, match="cannot be a regression"):
+        learn_target(frame, ["c"], "regression")
+    with pytest.raises(ConfigurationError, match="named twice"):
+        learn_target(frame, ["y", "y"])
+    with pytest.raises(ConfigurationError, match="--target"):
+        learn_target(frame, [])
+    with pytest.raises(ConfigurationError, match="regression or classification"):
+        learn_target(frame, ["y"], "clustering")

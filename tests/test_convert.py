@@ -1,0 +1,169 @@
+"""Ordinary networks made Bayesian."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vibayes as vb
+
+
+class Residual(nn.Module):
+    """A block as torchvision's ResNets have it."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = nn.Sequential(
+            nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(out + self.downsample(x))
+
+
+def small_resnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1, bias=False),
+        nn.BatchNorm2d(3),
+        nn.ReLU(inplace=True),
+        Residual(3, 4, stride=2),
+        nn.AdaptiveAvgPool2d((1, 1)),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
+
+
+def multilayer() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def test_a_network_keeps_its_structure_and_is_not_changed() -> None:
+    plain = multilayer()
+    network = vb.bayesianize(plain, prior=vb.StandardPrior(), posterior=vb.MeanField(), last=vb.GlobalInducing())
+    assert [type(m) for m in plain] == [nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.Tanh, nn.Linear]
+    assert [type(m) for m in network] == [vb.Linear, nn.ReLU, nn.Dropout, vb.Linear, nn.Tanh, vb.Linear]
+    assert [type(m.posterior).__name__ for m in network if isinstance(m, vb.Linear)] == [
+        "MeanField",
+        "MeanField",
+        "GlobalInducing",
+    ]
+    assert all(isinstance(m.prior, vb.StandardPrior) for m in network if isinstance(m, vb.Linear))
+    x = torch.randn(20, 3)
+    model = vb.Model(network, vb.Gaussian(0.1), inducing=x[:6])
+    history = vb.fit(model, (x, x[:, :2]), steps=5, progress=False)
+    assert len(history.elbo) > 0
+
+
+def test_a_point_posterior_at_pretrained_weights_is_the_plain_network() -> None:
+    plain = multilayer().eval()
+    model = vb.Model(vb.bayesianize(plain, posterior=vb.Point(), pretrained=True), vb.Gaussian(0.1)).eval()
+    x = torch.randn(7, 3)
+    torch.testing.assert_close(model.predict(x).mean, plain(x).detach())
+    narrow = vb.bayesianize(plain, posterior=vb.MeanField(variance=1e-14), pretrained=True)
+    torch.testing.assert_close(
+        vb.Model(narrow, vb.Gaussian(0.1)).eval().predict(x).mean, plain(x).detach(), rtol=0, atol=1e-5
+    )
+
+
+def test_a_pretrained_convolution() -> None:
+    plain = nn.Sequential(nn.Conv2d(2, 3, (3, 2), stride=(1, 2), padding=1), nn.Flatten(), nn.LazyLinear(2)).eval()
+    images = torch.randn(5, 2, 6, 6)
+    expected = plain(images).detach()
+    model = vb.Model(vb.bayesianize(plain, posterior=vb.Point(), pretrained=True), vb.Gaussian(0.1))
+    torch.testing.assert_close(model.predict(images).mean, expected)
+
+
+@pytest.mark.parametrize("posterior", [vb.GlobalInducing(), vb.MeanField()])
+def test_a_resnet_trains(posterior: vb.posteriors.Posterior) -> None:
+    network = vb.bayesianize(small_resnet(), posterior=posterior, last=vb.GlobalInducing())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in network.modules())
+    assert sum(isinstance(m, vb.BatchNorm) for m in network.modules()) == 4
+    assert sum(isinstance(m, vb.Conv2d) for m in network.modules()) == 4
+    images, labels = torch.randn(12, 2, 6, 6), torch.arange(12) % 3
+    model = vb.Model(network, vb.Categorical(), inducing=images[:5])
+    count = sum(p.numel() for p in model.parameters())
+    history = vb.fit(model, (images, labels), steps=4, n_samples=2, log_every=2, progress=False)
+    assert all(torch.isfinite(torch.as_tensor(history.elbo)))
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert model.predict(images[:4], n_samples=3).probs.shape == (4, 3)
+
+
+def test_pretrained_batch_norm_keeps_its_scale() -> None:
+    plain = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    with torch.no_grad():
+        plain[1].weight.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    assert vb.bayesianize(plain, pretrained=True)[1].weight.tolist() == [1.0, 2.0, 3.0]
+    assert vb.bayesianize(plain)[1].weight.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_is_skipped() -> None:
+    plain = small_resnet()
+    network = vb.bayesianize(plain, skip=["0", "1", "3.downsample"])
+    assert type(network[0]) is nn.Conv2d
+    assert type(network[1]) is nn.BatchNorm2d
+    assert type(network[3].downsample[0]) is nn.Conv2d
+    assert type(network[3].conv1) is vb.Conv2d
+    assert type(vb.bayesianize(plain, skip="3.conv*")[3].conv2) is nn.Conv2d
+    assert isinstance(vb.bayesianize(nn.Linear(2, 1)), vb.Linear)
+
+
+def test_what_cannot_be_converted_is_refused() -> None:
+    with pytest.raises(vb.ConfigurationError, match=r"no nn\.Linear or nn\.Conv2d"):
+        vb.bayesianize(nn.Sequential(nn.ReLU()))
+    with pytest.raises(vb.ConfigurationError, match="other than those in skip"):
+        vb.bayesianize(nn.Sequential(nn.Linear(2, 1)), skip="0")
+    with pytest.raises(vb.ConfigurationError, match="skip='1' names no module"):
+        vb.bayesianize(nn.Sequential(nn.Linear(2, 1)), skip="1")
+    with pytest.raises(vb.ConfigurationError, match="groups=2"):
+        vb.bayesianize(nn.Sequential(nn.Conv2d(2, 2, 3, groups=2)))
+    with pytest.raises(vb.ConfigurationError, match="dilation"):
+        vb.bayesianize(nn.Sequential(nn.Conv2d(2, 2, 3, dilation=2)))
+    with pytest.raises(vb.ConfigurationError, match="'circular'"):
+        vb.bayesianize(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular")))
+    with pytest.raises(vb.ConfigurationError, match="pads unevenly"):
+        vb.bayesianize(nn.Sequential(nn.Conv2d(2, 2, 2, padding="same")))
+    with pytest.raises(vb.ConfigurationError, match="something added"):
+        vb.bayesianize(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 1))))
+    with pytest.raises(vb.ConfigurationError, match="something added"):
+        vb.bayesianize(nn.TransformerEncoderLayer(4, 2, 8))
+    with pytest.raises(vb.ConfigurationError, match="depend on the draw"):
+        vb.bayesianize(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), posterior=vb.MeanField())
+    with pytest.raises(vb.ConfigurationError, match="takes a torch module"):
+        vb.bayesianize("network")
+
+
+def test_shared_layers_are_refused() -> None:
+    layer = nn.Linear(3, 3)
+    with pytest.raises(vb.ConfigurationError, match="'1' and '0' share one weight"):
+        vb.bayesianize(nn.Sequential(layer, layer))
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(vb.ConfigurationError, match="share one weight"):
+        vb.bayesianize(tied)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.layer(x))
+
+    with pytest.raises(vb.ConfigurationError, match="used twice"):
+        vb.Model(vb.bayesianize(Twice()), vb.Gaussian(), inducing=torch.randn(4, 3))
+
+
+def test_batch_norm_of_torch_behind_a_bayesian_layer() -> None:
+    network = nn.Sequential(
+        vb.Linear(2, 3, posterior=vb.MeanField()), nn.BatchNorm1d(3), vb.Linear(3, 1, posterior=vb.MeanField())
+    )
+    model = vb.Model(network, vb.Gaussian(0.1))
+    x = torch.randn(6, 2)
+    with pytest.raises(vb.ConfigurationError, match=r"BatchNorm1d stands behind a Bayesian layer.*vibayes\.BatchNorm"):
+        model.elbo(x, x[:, 0])
+    assert model.eval().predict(x, n_samples=3).mean.shape == (6,)

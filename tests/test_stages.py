@@ -1,0 +1,154 @@
+"""Which parameters are weights, stages of training, weight decay, pretraining."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vibayes as vb
+from vibayes.errors import ConfigurationError
+from vibayes.pretraining import fit_noise
+from vibayes.stages import freeze, network_weights, take_over, unfreeze
+
+
+def data(n: int = 50) -> tuple[Tensor, Tensor]:
+    x = torch.linspace(-2, 2, n)[:, None]
+    return x, torch.sin(2 * x[:, 0]) + 0.1 * torch.randn(n)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(1, 10), nn.ReLU(), nn.Linear(10, 2))
+
+
+def svdkl(net: nn.Module) -> vb.Model:
+    layer = vb.GP(1, kernel=vb.SquaredExponential(2, ard=True), posterior=vb.LocalInducing(8))
+    return vb.Model(nn.Sequential(net, layer), vb.Gaussian(0.1))
+
+
+def test_network_weights_are_those_of_plain_modules_and_points() -> None:
+    inside = {"network.0.0.weight", "network.0.0.bias", "network.0.2.weight", "network.0.2.bias"}
+    assert set(network_weights(svdkl(network()))) == inside
+    point = vb.Model(nn.Sequential(network(), vb.Linear(2, 1, posterior=vb.Point())), vb.Gaussian())
+    assert set(network_weights(point)) == inside | {"network.1.posterior.weight"}
+    mean_field = vb.Model(nn.Sequential(network(), vb.Linear(2, 1, posterior=vb.MeanField())), vb.Gaussian())
+    assert set(network_weights(mean_field)) == inside
+    deep = vb.ExactGP(vb.DeepKernel(network(), vb.SquaredExponential(2)), vb.Gaussian(), mean=vb.ConstantMean())
+    assert {name.removeprefix("kernel.network.") for name in network_weights(deep)} == {
+        "0.weight", "0.bias", "2.weight", "2.bias"
+    }  # fmt: skip
+    assert not network_weights(vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian()))
+    normalised = vb.kernels.spectral_normalize(network())
+    names = network_weights(vb.Model(nn.Sequential(normalised, vb.Linear(2, 1, posterior=vb.Point())), vb.Gaussian()))
+    assert "network.0.0.parametrizations.weight.original" in names
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_weight_decay_adds_its_gradient_to_weights_only(many: bool) -> None:
+    x, y = data(20)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(svdkl(network()))
+    for model, decay in zip(models, (0.0, 0.3), strict=True):
+        model.initialize(x, y)
+        if many:
+            vb.fit_many([model], [(x, y)], steps=1, lr=1e-3, weight_decay=decay, progress=False)
+        else:
+            vb.fit(model, (x, y), steps=1, lr=1e-3, weight_decay=decay, progress=False)
+    # Adam's first step is lr times the sign of the gradient: compare with the penalised loss by hand
+    torch.manual_seed(0)
+    start = svdkl(network())
+    start.initialize(x, y)
+    weights = network_weights(start)
+    penalty = 0.5 * 0.3 * len(x) * sum(w.square().sum() for w in weights.values())
+    loss = penalty - start.elbo(x, y).value
+    moved = dict(models[1].named_parameters())
+    for name, parameter in start.named_parameters():
+        (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True)
+        expected = parameter - 1e-3 * gradient / (gradient.abs() + 1e-8)
+        assert torch.allclose(moved[name], expected, atol=1e-8), name
+    plain = dict(models[0].named_parameters())
+    assert any(not torch.equal(plain[name], moved[name]) for name in weights)
+    assert all(torch.equal(plain[name], moved[name]) for name in plain if name not in weights)
+
+
+def test_weight_decay_shrinks_a_network() -> None:
+    x, y = data()
+    norms = []
+    for decay in (0.0, 0.1):
+        torch.manual_seed(0)
+        model = vb.Model(nn.Sequential(network(), vb.Linear(2, 1, posterior=vb.Point(prior=False))), vb.Gaussian(0.5))
+        vb.fit(model, (x, y), steps=300, lr=1e-2, weight_decay=decay, progress=False)
+        norms.append(sum(float(w.detach().square().sum()) for w in network_weights(model).values()))
+    assert norms[1] < 0.5 * norms[0]
+
+
+def test_weight_decay_is_checked() -> None:
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian())
+    with pytest.raises(ConfigurationError, match="optimizer='adam'"):
+        vb.fit(gp, data(), weight_decay=0.1, progress=False)
+    with pytest.raises(ConfigurationError, match="negative"):
+        vb.fit(gp, data(), optimizer="adam", steps=1, weight_decay=-0.1, progress=False)
+
+
+def test_frozen_and_joint_stages() -> None:
+    x, y = data()
+    net = network()
+    _, history = vb.pretrain(net, (x, y), steps=200, lr=1e-2, progress=False)
+    assert history.elbo[-1] > history.elbo[0]
+    before = [p.detach().clone() for p in net.parameters()]
+    model = svdkl(net)
+    names = freeze(model)
+    assert len(names) == 4
+    vb.fit(model, (x, y), steps=50, progress=False)
+    frozen_bound = float(model.elbo(x, y).value.detach())
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    unfreeze(model)
+    vb.fit(model, (x, y), steps=200, progress=False)
+    assert not torch.equal(before[0], net[0].weight)
+    assert float(model.elbo(x, y).value.detach()) > frozen_bound
+    with pytest.raises(ConfigurationError, match="no network"):
+        freeze(vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian()))
+
+
+def test_freezing_stops_batch_normalisation() -> None:
+    x, y = data()
+    net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    model = svdkl(net)
+    vb.fit(model, (x, y), steps=3, progress=False)
+    freeze(model)
+    before = net[1].running_mean.clone()
+    vb.fit(model, (x, y), steps=3, progress=False)
+    assert torch.equal(before, net[1].running_mean)
+    unfreeze(model)
+    assert net[1].training
+
+
+def test_pretraining_on_squared_errors_sets_the_maximum_likelihood_noise() -> None:
+    x, y = data()
+    model, _ = vb.pretrain(network(), (10 * x, 5 * y), steps=200, lr=1e-2, standardize="both", progress=False)
+    prediction = model.predict(10 * x)
+    mse = (prediction.mean - 5 * y).square().mean()
+    assert torch.allclose(prediction.aleatoric, mse)
+    # no other noise has a higher likelihood
+    best = float(prediction.log_prob(5 * y).mean())
+    found = fit_noise(model, 10 * x, 5 * y)
+    for factor in (0.9, 1.1):
+        model.likelihood.noise.set(factor * found)
+        assert float(model.predict(10 * x).log_prob(5 * y).mean()) < best
+
+
+def test_pretraining_for_classes() -> None:
+    x, y = data()
+    labels = (y > 0).long()
+    model, _ = vb.pretrain(network(), (x, labels), vb.Categorical(), out_features=2, activation=nn.ReLU(), steps=200,
+                           lr=1e-2, progress=False)  # fmt: skip
+    assert vb.metrics.accuracy(model.predict(x), labels) > 0.9
+
+
+def test_take_over() -> None:
+    a, b = network(), network()
+    take_over(b, a)
+    assert torch.equal(a[0].weight, b[0].weight)
+    assert a[0].weight is not b[0].weight
+    with pytest.raises(ConfigurationError, match=r"0\.weight"):
+        take_over(nn.Sequential(nn.Linear(1, 5)), a)

@@ -280,7 +280,9 @@ class _ConditionalRows(torch.autograd.Function):
     @staticmethod
     def forward(inverse: Tensor, Kit: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         A = inverse @ Kit  # [M, N]
-        return A.mT @ v, torch.linalg.vecdot(A, A, dim=-2), A
+        # Under a vmap that only `v` takes part in, both outputs must: the gradient of one that does not arrives summed
+        # over the vmap, and would be counted once for each of its elements.
+        return A.mT @ v, torch.linalg.vecdot(A, A, dim=-2) + 0.0 * v[0, 0], A
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:

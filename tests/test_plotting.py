@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import vibayes as vb
 from vibayes import metrics, plotting
 from vibayes.errors import ConfigurationError, DataError, ShapeError
 from vibayes.likelihoods import Gaussian
@@ -141,6 +142,94 @@ def test_compare_removes_unused_panels_and_refuses(prediction, grid):
         plotting.compare_1d([], grid)
     with pytest.raises(ShapeError, match="1 entries for 2"):
         plotting.compare_1d([("m", prediction)] * 2, grid, samples=[None])
+
+
+# ---- two inputs, kernels, layers
+
+
+def test_posterior_2d_puts_every_value_in_its_place(tmp_path):
+    a, b = torch.linspace(-1, 1, 4), torch.linspace(0, 3, 6)
+    grid = torch.cartesian_prod(a, b)
+    mean, std = grid[:, 0] + 10 * grid[:, 1], 1 + grid[:, 1]
+    order = torch.randperm(len(grid))  # any order of the grid is fine
+    x, y = torch.tensor([[0.0, 1.0], [0.5, 2.0]]), torch.tensor([10.0, 20.5])
+    inducing = torch.tensor([[0.1, 0.2]])
+    figure = plotting.posterior_2d(
+        (mean[order], std[order]), grid[order], data=(x, y), inducing=inducing, xlabel="width (m)", zlabel="yield (t)"
+    )
+    left, right = figure.axes[:2]
+    expected = (a[None, :] + 10 * b[:, None], (1 + b[:, None]).expand(6, 4))
+    for ax, values in zip((left, right), expected, strict=True):
+        assert np.allclose(ax.collections[0].get_array().reshape(6, 4), values)
+        assert np.allclose(ax.collections[1].get_offsets(), x)
+        assert np.allclose(ax.collections[2].get_offsets(), inducing)
+    assert np.allclose(left.collections[1].get_array(), y)  # points have the colour of their target
+    assert left.collections[1].get_clim() == left.collections[0].get_clim()
+    assert right.collections[0].get_clim()[0] == 0.0
+    assert left.get_xlabel() == "width (m)"
+    assert [ax.get_ylabel() for ax in figure.axes[2:]] == ["yield (t)", "yield (t)"]
+    assert has_colour(pixels(figure, tmp_path), matplotlib.colormaps["viridis"](0.0))
+
+
+def test_posterior_2d_refuses():
+    grid = torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0))
+    values = (torch.zeros(9), torch.ones(9))
+    with pytest.raises(ShapeError, match="rectangular"):
+        plotting.posterior_2d((torch.zeros(8), torch.ones(8)), grid[:8])
+    with pytest.raises(ShapeError, match="rectangular"):  # nine rows, but one twice and one missing
+        plotting.posterior_2d(values, torch.cat([grid[:8], grid[:1]]))
+    with pytest.raises(ShapeError, match=r"\[N, 2\]"):
+        plotting.posterior_2d(values, torch.zeros(9, 3))
+    with pytest.raises(ShapeError, match="8 rows, but x_grid has 9"):
+        plotting.posterior_2d((torch.zeros(8), torch.ones(8)), grid)
+    with pytest.raises(ShapeError, match="2 inputs and 3 targets"):
+        plotting.posterior_2d(values, grid, data=(torch.zeros(2, 2), torch.zeros(3)))
+
+
+def test_correlation_functions_of_kernels_and_values(tmp_path):
+    grid, reference = torch.linspace(-3, 3, 31), torch.tensor([-1.0, 2.0])
+    kernel = vb.SquaredExponential(1, lengthscale=0.5, variance=4.0)
+    ax = plotting.correlation_functions(kernel, grid, reference, data=torch.tensor([[0.5], [0.7]]), xlabel="time (s)")
+    curves = [line for line in ax.lines if line.get_label().startswith("x'")]
+    for line, place in zip(curves, reference, strict=True):
+        assert np.allclose(line.get_ydata(), torch.exp(-2 * (grid - place) ** 2))
+    assert texts(ax) == ["x' = -1", "x' = 2", "data"]
+    assert ax.get_xlabel() == "time (s)"
+    values = -torch.ones(2, 31)
+    values[:, 0] = 1.0
+    shuffled = torch.randperm(31)
+    ax = plotting.correlation_functions(values[:, shuffled], grid[shuffled], reference)
+    assert np.allclose(ax.lines[0].get_ydata(), values[0])
+    assert ax.get_ylim()[0] < -1
+    assert has_colour(pixels(ax, tmp_path), plotting.COLOURS["blue"])
+    with pytest.raises(ShapeError, match=r"\[2, 31\]"):
+        plotting.correlation_functions(values.T, grid, reference)
+
+
+def test_correlation_of_a_linear_kernel_has_no_variance_in_it():
+    kernel = vb.LinearKernel(1, variance=3.0, bias=0.5)
+    ax = plotting.correlation_functions(kernel, torch.tensor([-2.0, 1.0]), torch.tensor([5.0]))
+    expected = [(3 * 5 * x + 0.5) / math.sqrt((3 * 25 + 0.5) * (3 * x * x + 0.5)) for x in (-2.0, 1.0)]
+    assert ax.lines[0].get_ydata() == pytest.approx(expected)
+
+
+def test_layer_features_draws_layers_below_each_other(tmp_path):
+    grid = torch.linspace(0, 1, 11)
+    wide, narrow = SimpleNamespace(draws=torch.randn(20, 11, 3)), SimpleNamespace(draws=torch.randn(20, 11, 1))
+    figure = plotting.layer_features({"0": wide, "1": narrow}, grid, n_features=2, n_draws=5)
+    titles = ["layer 0, output 1", "layer 0, output 2", "layer 1, output 1"]
+    assert [ax.get_title() for ax in figure.axes] == titles
+    assert [ax.get_xlabel() for ax in figure.axes] == ["", "x", "x"]
+    for ax, draws in zip(figure.axes, (wide.draws[..., 0], wide.draws[..., 1], narrow.draws[..., 0]), strict=True):
+        assert np.allclose([line.get_ydata() for line in ax.lines[:5]], draws[:5])
+        assert np.allclose(ax.lines[5].get_ydata(), draws.mean(0))
+    assert has_colour(pixels(figure, tmp_path), plotting.COLOURS["blue"])
+    with pytest.raises(DataError, match="at least one layer"):
+        plotting.layer_features({}, grid)
+    with pytest.raises(ShapeError, match=r"\[n, 10, P\]"):
+        plotting.layer_features({"0": wide}, grid[:10])
+    with pytest.raises(ConfigurationError, match="n_features"):
+        plotting.layer_features({"0": wide}, grid, n_features=0)
 
 
 # ---- learning_curve

@@ -130,5 +130,5 @@ def test_a_network_that_cannot_be_judged_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.nan
 
-    with pytest.raises(vb.VibayesError, match="not finite|NaN"):
+    with pytest.raises(vb.VibayesError, match="cannot be told"):
         build(Net(Broken()))

@@ -71,15 +71,18 @@ def test_weight_decay_adds_its_gradient_to_weights_only(many: bool) -> None:
     assert all(torch.equal(plain[name], moved[name]) for name in plain if name not in weights)
 
 
-def test_weight_decay_shrinks_a_network() -> None:
-    x, y = data()
-    norms = []
-    for decay in (0.0, 0.1):
-        torch.manual_seed(0)
-        model = vb.Model(nn.Sequential(network(), vb.Linear(2, 1, posterior=vb.Point(prior=False))), vb.Gaussian(0.5))
-        vb.fit(model, (x, y), steps=300, lr=1e-2, weight_decay=decay, progress=False)
-        norms.append(sum(float(w.detach().square().sum()) for w in network_weights(model).values()))
-    assert norms[1] < 0.5 * norms[0]
+@pytest.mark.parametrize("batch_size", [None, 25])
+def test_weight_decay_of_a_linear_model_is_ridge_regression(batch_size: int | None) -> None:
+    x = torch.randn(50, 3)
+    y = x @ torch.tensor([1.0, -2.0, 0.5]) + 0.1 * torch.randn(50)
+    x, y = (torch.cat([t, t]) for t in (x, y))
+    linear = vb.Linear(3, 1, bias=False, posterior=vb.Point(prior=False))
+    model = vb.Model(linear, vb.Gaussian(0.5, learn=False))  # the loss per row is the squared error
+    schedule = vb.schedules.piecewise([400, 700], [1.0, 0.1, 0.01])
+    vb.fit(model, (x, y), steps=1000, lr=0.05, lr_schedule=schedule, batch_size=batch_size, weight_decay=0.3,
+           progress=False)  # fmt: skip
+    expected = torch.linalg.solve(2 * x.T @ x / len(x) + 0.3 * torch.eye(3), 2 * x.T @ y / len(x))
+    assert torch.allclose(linear.posterior.weight[:, 0], expected, atol=1e-4 if batch_size is None else 2e-2)
 
 
 def test_weight_decay_is_checked() -> None:

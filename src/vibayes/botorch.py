@@ -23,11 +23,13 @@ try:
     from botorch.models.model import Model as _BoTorchModel
     from botorch.posteriors.ensemble import EnsemblePosterior
     from botorch.posteriors.gpytorch import GPyTorchPosterior
+    from botorch.sampling.base import MCSampler
+    from botorch.sampling.get_sampler import GetSampler
     from gpytorch.distributions import MultivariateNormal
 except ImportError as error:  # pragma: no cover
     raise ConfigurationError('vibayes.botorch needs BoTorch: pip install "vibayes[botorch]".') from error
 
-__all__ = ["BoTorchModel"]
+__all__ = ["BoTorchModel", "DrawSampler", "FunctionDraws"]
 
 # Added to the variances of rows that are drawn jointly, in the model's units: acquisition functions are differentiated,
 # and the root of a singular covariance has no gradient.
@@ -45,12 +47,38 @@ class _SmoothDraw(Draw):
         return linalg.cholesky(covariance + (_FLOOR + _RELATIVE * scale) * eye)[0]
 
 
+class FunctionDraws(EnsemblePosterior):
+    """Joint draws of the function at q points, `values` `[..., S, q, m]`."""
+
+
+class DrawSampler(MCSampler):
+    """Takes the draws of a `FunctionDraws` in their order (over again where more samples are wanted).
+
+    BoTorch's own sampler for ensembles draws members at random, others for every point of a batch: a candidate's value
+    would depend on its place in the batch.
+    """
+
+    def forward(self, posterior: Any) -> Tensor:
+        """Samples `sample_shape x ... x q x m`."""
+        values = posterior.values.movedim(-3, 0)  # [S, ..., q, m]
+        chosen = torch.arange(self.sample_shape.numel(), device=values.device) % len(values)
+        return values[chosen].reshape(*self.sample_shape, *values.shape[1:])
+
+    def _update_base_samples(self, posterior: Any, base_sampler: Any) -> None:
+        """There are none."""
+
+
+@GetSampler.register(FunctionDraws)  # type: ignore[untyped-decorator]
+def _draw_sampler(posterior: FunctionDraws, sample_shape: torch.Size, *, seed: int | None = None) -> DrawSampler:
+    return DrawSampler(sample_shape=sample_shape, seed=seed)
+
+
 class BoTorchModel(_BoTorchModel):
     """A trained vibayes regression model as a BoTorch `Model`.
 
     `ExactGP` and `SGPR` have a Gaussian posterior in closed form, with which every acquisition function works. Any
-    other `Model` (deep GP, deep Wishart process, Bayesian neural network, ...) has an `EnsemblePosterior` of
-    `n_draws` joint draws of the function, for Monte Carlo acquisition functions such as `qExpectedImprovement` and for
+    other `Model` (deep GP, deep Wishart process, Bayesian neural network, ...) has a `FunctionDraws` posterior of
+    `n_draws` joint draws of the function, for Monte Carlo acquisition functions (`qLogExpectedImprovement`) and for
     Thompson sampling. The draws' noise is fixed by `seed`: the same functions are seen wherever and however often they
     are evaluated, except for what the inducing points leave open, so that acquisition functions are deterministic and
     can be optimized with gradients.
@@ -64,11 +92,11 @@ class BoTorchModel(_BoTorchModel):
         seed: of the draws.
 
     >>> import torch, vibayes as vb
-    >>> from botorch.acquisition import qExpectedImprovement
+    >>> from botorch.acquisition import qLogExpectedImprovement
     >>> x = torch.linspace(0, 1, 12, dtype=torch.float64)[:, None]
     >>> gp = vb.ExactGP(vb.Matern52(1, lengthscale=0.2), vb.Gaussian(0.01)).double()
     >>> gp.condition(x, torch.sin(6 * x[:, 0]))
-    >>> acquisition = qExpectedImprovement(BoTorchModel(gp), best_f=0.9)
+    >>> acquisition = qLogExpectedImprovement(BoTorchModel(gp), best_f=0.9)
     >>> acquisition(x[:2, None, :]).shape
     torch.Size([2])
     """
@@ -132,7 +160,7 @@ class BoTorchModel(_BoTorchModel):
             if observation_noise:
                 noise = self._noise_variance().expand(self.num_outputs)[chosen]
                 values = values + noise.sqrt() * self._noise("observation", values.shape[-3:])
-            posterior = EnsemblePosterior(values)
+            posterior = FunctionDraws(values)
         return posterior if posterior_transform is None else posterior_transform(posterior)
 
     def _noise_variance(self) -> Tensor:

@@ -175,6 +175,12 @@ def _waves(height: int, width: int, shifts: tuple[int, int], like: Tensor) -> tu
     return angle.cos(), angle.sin(), twice.repeat(height) / (height * width)
 
 
+def _spectrum(z: Float[Tensor, "m q h w"]) -> Tensor:
+    """`rfft2` with frequencies first, `[F, M, Q]`, laid out for matrix products over images."""
+    Z: Tensor = torch.fft.rfft2(z)
+    return Z.flatten(2).permute(2, 0, 1).contiguous()
+
+
 class _Correlations(torch.autograd.Function):
     """`R[d, a, b] = sum_iu Lambda_i z_{i a u} z_{i b (u + d)}`, a one of the first C channels, at small shifts `d`.
 
@@ -187,7 +193,7 @@ class _Correlations(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, precision: Tensor, first: int, shifts: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        Z = torch.fft.rfft2(z).flatten(2).permute(2, 0, 1)  # [F, M, Q]
+        Z = _spectrum(z)
         S = (precision[:, None] * Z[..., :first]).mH @ Z  # [F, C, Q]
         cosine, sine, count = _waves(z.shape[-2], z.shape[-1], shifts, z)
         S = S.flatten(1)
@@ -205,7 +211,7 @@ class _Correlations(torch.autograd.Function):
         z, precision, Z = ctx.saved_tensors
         first, (M, Q, H, W) = ctx.first, z.shape
         if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
-            Z = torch.fft.rfft2(z).flatten(2).permute(2, 0, 1)
+            Z = _spectrum(z)
         cosine, sine, _ = _waves(H, W, ctx.shifts, z)
         flat = gradient.flatten(1)  # [shifts, C Q]
         K = torch.complex(cosine.mT @ flat, sine.mT @ flat).reshape(-1, first, Q)  # [F, C, Q]

@@ -109,7 +109,7 @@ class Draw:
         self.log_ratios[site] = log_ratio
 
     def imagine(self, declared: int, width: int) -> None:
-        """Let rows of this width pass for rows of the declared one: imagined features, of which only Gram matrices count.
+        """Let rows of this width pass for rows of the declared one: imagined features, whose Gram matrix alone counts.
 
         How many a row of an inverse Wishart layer has depends on the number of rows, which no kernel can know before.
         """
@@ -194,7 +194,7 @@ def current_draw(layer: str) -> Draw:
 
 def fits(rows: Tensor, in_features: int) -> bool:
     """Whether rows `[N, D]` have the width that a kernel or layer expects, or are imagined features in its place."""
-    if rows.ndim != 2:
-        return False
+    if rows.ndim != 2 or rows.shape[1] == in_features:
+        return rows.ndim == 2
     draw: Draw | None = getattr(_local, "draw", None)
-    return rows.shape[1] == in_features or (draw is not None and draw.imagined.get(in_features) == rows.shape[1])
+    return draw is not None and draw.imagined.get(in_features) == rows.shape[1]

@@ -99,11 +99,14 @@ def _watching(
                     "products have a meaning: no grid can be laid through them."
                 )
             rows = torch.cat([rows, grid])
+            draw.n_rows = len(rows)  # layers know by it that the first rows are still the inducing ones
         taken.append(rows)
         return (rows,)
 
     def after(module: nn.Module, arguments: tuple[Tensor, ...], out: Tensor) -> Tensor:
         start = draw.n_inducing if grid is None else len(out) - len(grid)
+        if grid is not None:
+            draw.n_rows = start
         # tied to the draw, so that vmap gives every draw its own even where they are all the same
         seen[name] = (taken.pop()[start:] + draw.zero, out[start:] + draw.zero)
         return out if grid is None else out[:start]

@@ -77,8 +77,8 @@ class Model(TrainableModel):
         if inducing is not None and not any(layer.posterior.takes_inducing for _, layer in layers):
             raise ConfigurationError(
                 "inducing= gives inputs that all layers share, but no layer of this network uses them: posteriors such "
-                "as MeanField need none, and LocalInducing has inducing inputs of its own. Leave it out, or give them to the "
-                "layer: LocalInducing(len(z), inputs=z)."
+                "as MeanField need none, and LocalInducing has inducing inputs of its own. Leave it out, or give them "
+                "to the layer: LocalInducing(len(z), inputs=z)."
             )
         if inducing is not None:
             rows = as_rows(inducing, "inducing")
@@ -115,6 +115,9 @@ class Model(TrainableModel):
 
         What would fail in the first step of training, such as widths that do not fit, fails here.
         """
+        places = {p.device for p in self.parameters() if p.device.type != "cpu"}
+        if places:  # a network that came on a GPU takes what was made for it along
+            self.to(places.pop())
         modes = {module: module.training for module in self.network.modules()}
         self.network.eval()  # averages of BatchNorm are not for rows in user units
         try:
@@ -305,7 +308,9 @@ class Model(TrainableModel):
             )
         rows = self.prepare_inputs(x)
         if joint or batch_size is None:
-            batch_size = len(rows) if joint else max(1, _ROWS_PER_PASS // (n_samples if self.draws_differ else 1))
+            draws = n_samples if self.draws_differ else 1
+            wide = max(1, rows[0].numel() // 100)  # images take more room than rows of a table
+            batch_size = len(rows) if joint else max(1, _ROWS_PER_PASS // draws // wide)
         parts = [self._predict_rows(part, n_samples, joint) for part in torch.split(rows, batch_size)]
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 

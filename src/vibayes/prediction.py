@@ -105,7 +105,7 @@ class Prediction:
 
     @classmethod
     def mixture_of(cls, predictions: Sequence["Prediction"]) -> "Prediction":
-        """The mixture, with equal shares, of predictions of the same rows: by draws of parameters, or by an ensemble."""
+        """The mixture, with equal shares, of predictions of the same rows: one per draw of parameters, or per model."""
         if not predictions:
             raise ConfigurationError("mixture_of needs at least one prediction, got none.")
         first = predictions[0]

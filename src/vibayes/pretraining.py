@@ -95,7 +95,7 @@ def fit_noise(model: TrainableModel, x: Any, y: Any, batch_size: int = 4096) -> 
         found = type(model.likelihood).__name__
         raise ConfigurationError(f"fit_noise sets the noise of a Gaussian likelihood, got {found}.")
     batch = model.prepare(x, y)
-    mean = model.predict(x, batch_size=batch_size).mean.reshape(batch.y.shape)  # type: ignore[attr-defined]
+    mean = model.predict(x, batch_size=batch_size).mean.reshape(batch.y.shape)
     errors = (model.units.targets(mean) - batch.y).square()
     noise = model.likelihood.noise
     value = errors.mean(0) if noise.raw.numel() > 1 else errors.mean()

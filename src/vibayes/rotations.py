@@ -176,7 +176,7 @@ def _culprit(network: nn.Module, name: str, plain: dict[str, Tensor], turned: di
 def _refusal(layer: nn.Module, name: str, culprit: str) -> str:
     of = f" with a {type(layer.posterior).__name__} posterior" if type(layer).__name__ == "GP" else ""
     return (
-        f"Layer {name!r} ({type(layer).__name__}{of}) gives features that are known only up to a rotation, but {culprit} "
-        "would notice one. Only GP layers with an isotropic, linear or arc-cosine kernel (no ard, zero mean) may use "
-        "them, with no activation, weights or skip connection in between."
+        f"Layer {name!r} ({type(layer).__name__}{of}) gives features that are known only up to a rotation, but "
+        f"{culprit} would notice one. Only GP layers with an isotropic, linear or arc-cosine kernel (no ard, zero "
+        "mean) may use them, with no activation, weights or skip connection in between."
     )

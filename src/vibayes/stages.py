@@ -109,8 +109,8 @@ def take_over(target: nn.Module, source: nn.Module | Mapping[str, Any]) -> list[
     problems += [name for name in wanted if name in given and wanted[name].shape != given[name].shape]
     if problems:
         raise ConfigurationError(
-            f"The two networks differ in {', '.join(problems[:5])}{' ...' if len(problems) > 5 else ''}; weights can be "
-            "taken over between networks of the same architecture only."
+            f"The two networks differ in {', '.join(problems[:5])}{' ...' if len(problems) > 5 else ''}; weights can "
+            "be taken over between networks of the same architecture only."
         )
     for name, value in wanted.items():
         value.copy_(given[name])

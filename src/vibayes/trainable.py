@@ -202,6 +202,12 @@ class TrainableModel(nn.Module, ABC):
             exact=not self.draws_differ,
         )
 
+    @abstractmethod
+    def predict(
+        self, x: Any, n_samples: int = 100, batch_size: int | None = None, *, joint: bool = False
+    ) -> Prediction:
+        """The predictive distribution at new inputs, in user units."""
+
     def log_prior(self) -> Tensor:
         """Sum of the log-priors of all hyperparameters."""
         return self.jitter.new_zeros(()) + log_prior(self)

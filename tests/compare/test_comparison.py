@@ -129,6 +129,20 @@ def test_a_difference_of_few_nats_in_all_is_not_clear() -> None:
     assert not Difference(0.01, 0.006, 1000).clear
 
 
+def test_a_bound_that_still_rises() -> None:
+    def trained(values: list[float]) -> Result:
+        made = result("deep-gp", [1.0])
+        made.trained.histories = [History(n_data=10, step=[1] * len(values), elbo=[10 * v for v in values])]
+        return made
+
+    assert trained([0.0, 1.0, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0]).rising
+    assert not trained([0.0, 1.0, 1.5, 1.6, 1.6, 1.6, 1.61, 1.61]).rising
+    assert trained([1.0, 1.0]).rising  # too short to know
+    exact = trained([1.0])
+    exact.trained.starts = [1.0]
+    assert not exact.rising
+
+
 def test_rank_leaves_deep_kernel_learning_out() -> None:
     ranked = rank([result("gp", [0.0]), result("dkl", [9.0]), result("deep-gp", [1.0, 2.0])])
     assert [r.family for r, _ in ranked] == ["deep-gp", "gp"]
@@ -154,6 +168,7 @@ def test_the_winner_and_the_contest(written: tuple[Any, dict[str, Path]]) -> Non
     found, _ = written
     assert found.winner.family == "gp"
     assert "the plain Gaussian process wins" in found.verdict()
+    assert "Still rising when their time was over: " in found.verdict()  # 20 steps
     assert [r.family for r in found.results] == ["gp", "bnn-mean-field", "deep-gp", "dkl"]
     assert found.validation.family == "dkl"
     assert found.validation.rows == 20

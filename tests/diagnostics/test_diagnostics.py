@@ -121,7 +121,7 @@ def test_overfitted_deep_kernels_are_warned_of() -> None:
     net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 2))
     gp = vb.ExactGP(vb.DeepKernel(net, vb.SquaredExponential(2, ard=True)), vb.Gaussian(0.1))
     monitor = Monitor(gp, train, test)
-    vb.fit(gp, train, optimizer="adam", steps=800, lr=1e-2, log_every=20, callback=monitor, progress=False)
+    vb.fit(gp, train, optimizer="adam", steps=500, lr=1e-2, log_every=25, callback=monitor, progress=False)
     found = diagnose(gp, train, test, monitor)
     text = "\n".join(found.warnings)
     assert "parameters were trained on the evidence of 20 targets" in text

@@ -20,9 +20,10 @@ from tiny import TINY
 def tiny() -> Iterator[Experiment]:
     pytest.importorskip("sklearn")
     EXPERIMENTS["tiny"] = TINY
+    EXPERIMENTS["later"] = Experiment("later", "An experiment to come", needs="patience")
     results._told.clear()
     yield TINY
-    del EXPERIMENTS["tiny"]
+    del EXPERIMENTS["tiny"], EXPERIMENTS["later"]
 
 
 @pytest.fixture

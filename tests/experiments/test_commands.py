@@ -21,14 +21,14 @@ def bench(*arguments: str) -> Any:
     return testing.CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "200", "TERM": "dumb"})
 
 
-def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_show(tiny: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     listed = capsys.readouterr().out
     for name in EXPERIMENTS:
         assert f"{name}: " in listed
         assert main(["show", name]) == 0
     assert "dwp-uci: " in listed
-    assert "needs Bayesian neural networks, not available yet" in listed
+    assert "needs patience, not available yet" in listed
     shown = capsys.readouterr().out
     assert "boston SVGP: 20 splits, 6000 steps" in shown
     result = bench("list")
@@ -62,7 +62,7 @@ def test_run_and_resume(tiny: Experiment, tmp_path: Path, capsys: pytest.Capture
         (["run", "tiny", "--figures", "sgpr"], "is a sweep"),
         (["run", "tiny", "--group", "0"], "--group must be"),
         (["run", "intro", "--steps", "5"], "draws figures"),
-        (["run", "gi-uci"], "needs Bayesian neural networks, not available yet"),
+        (["run", "later"], "later needs patience, not available yet"),
         (["show", "intor"], "Did you mean 'intro'?"),
         (["table", "dkl-uci", "--format", "xml"], "no format 'xml'"),
         (["report", "--results", "/no/such/folder"], "no folder of results"),

@@ -139,7 +139,7 @@ def test_the_inverse_wishart_process_has_depth_three(settings: Settings) -> None
     width = split.x_train.shape[1]
     assert [type(layer) for layer in hidden] == [InverseWishartProcess] * 2
     assert [layer.out_features for layer in hidden] == [width] * 2
-    assert [layer.dof.value.item() for layer in hidden] == pytest.approx([5.0] * 2)
+    assert [layer.dof.value.item() for layer in hidden] == pytest.approx([50.0] * 2)
     assert isinstance(last.posterior, GlobalInducing)
     summary = run_sweep(units, settings)
     assert (summary.trained, summary.failed) == (2, [])

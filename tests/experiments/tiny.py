@@ -19,7 +19,7 @@ TINY = Experiment(
     splits={"diabetes": (0, 1, 2, 3)},
     models={
         "SVGP": ModelSpec("SVGP", {"model": {"n_inducing": 5, "noise": 1.0}}),
-        "SVDKL": ModelSpec("SVDKL"),
+        "SVDKL": ModelSpec("not built yet"),
     },
     options={
         "data": {"split": "random", "standardize": "both", "n_train": 40, "n_test": 20},

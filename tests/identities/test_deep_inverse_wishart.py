@@ -168,9 +168,7 @@ def test_one_more_point_cannot_have_the_prior_conditional(same: bool) -> None:
     coefficients = u_side + g.sqrt()[:, None] * noise
     cross = (G @ coefficients[..., None])[..., 0]
     corner = g + (cross * coefficients).sum(-1)
-    whole = torch.cat(
-        [torch.cat([G, cross[..., None]], -1), torch.cat([cross, corner[:, None]], -1)[:, None, :]], -2
-    )
+    whole = torch.cat([torch.cat([G, cross[..., None]], -1), torch.cat([cross, corner[:, None]], -1)[:, None, :]], -2)
     prior = InverseWishart(S, dof + m + 2).log_prob(whole) - InverseWishart(S[:m, :m], dof + m + 1).log_prob(G)
     gap = q1.log_prob(G) + prior - InverseWishart(extended, dof + extra + m + 2).log_prob(whole)
     mean, error = float(gap.mean()), float(gap.std()) / math.sqrt(draws)
@@ -200,6 +198,37 @@ def test_a_deep_inverse_wishart_process_trains_and_describes_itself() -> None:
     assert model.sample_functions(x_new, 3).shape == (3, 4)
     assert model.predict(x_new, n_samples=10).mean.shape == (4,)
     assert model.predict(x_new, n_samples=10, joint=True).covariance.shape == (1, 4, 4)
+
+
+def test_replicas_follow_separate_fits() -> None:
+    """Identity 17, with prepared noise."""
+
+    def model(r: int) -> vb.Model:
+        torch.manual_seed(r)
+        hidden = vb.InverseWishartProcess(kernel=vb.SquaredExponential(2), dof=4.0)
+        network = nn.Sequential(hidden, vb.GP(1, kernel=vb.SquaredExponential(1)))
+        return vb.Model(network, vb.Gaussian(0.1), inducing=torch.randn(3, 2))
+
+    S, sets = 2, [(torch.randn(8, 2), torch.randn(8)) for _ in range(2)]
+    shapes = {
+        "0.inducing": (3 + NOISE_PER_GAMMA, 3),
+        "0.rows": (3, 8),
+        "0.residual": (NOISE_PER_GAMMA, 8),
+        "1.inducing": (6, 1),
+    }
+
+    def noise(step: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(step)
+        return {k: torch.randn(2, S, *s, generator=generator, dtype=torch.float64) for k, s in shapes.items()}
+
+    together = [model(0), model(1)]
+    vb.fit_many(together, sets, steps=6, n_samples=S, noise=noise, chunk=2, log_every=3, progress=False)
+    for r in range(2):
+        alone = model(r)
+        own = lambda step, r=r: {k: v[r] for k, v in noise(step).items()}  # noqa: E731
+        vb.fit(alone, sets[r], steps=6, n_samples=S, seed=r, noise=own, log_every=3, progress=False)
+        for a, b in zip(alone.parameters(), together[r].parameters(), strict=True):
+            assert torch.allclose(a, b, rtol=1e-7, atol=1e-10)
 
 
 def test_what_cannot_work_is_refused() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
 from vibayes.errors import ShapeError
@@ -13,6 +13,7 @@ from vibayes.kernels import (
     ActiveDimensions,
     ArcCosine,
     Constant,
+    DeepKernel,
     Kernel,
     LinearKernel,
     Matern12,
@@ -56,6 +57,7 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
     "product": lambda: Matern52(D, lengthscale=2.0) * ArcCosine(D) * Constant(D),
     "scaled": lambda: 2.0 * RationalQuadratic(D),
     "active": lambda: ActiveDimensions(SquaredExponential(2, ard=True), [2, 0], D),
+    "deep": lambda: DeepKernel(nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 2)), SquaredExponential(2)),
 }
 # Not differentiable where two rows coincide (or point the same way): their gradient there is a convention.
 CUSP = {"matern12", "arc_cosine_0", "arc_cosine_0_bias"}

@@ -127,6 +127,17 @@ def test_maximum_likelihood_has_no_prior() -> None:
     assert float(found.elbo(x, y).kl.detach()) == 0.0
 
 
+def test_layer_functions_on_a_grid() -> None:
+    found = model("global")
+    x = torch.randn(4, 2)
+    inside = found.layer_functions(x, 6, grids={"2.inner.1": torch.randn(3, 6)})
+    assert {name: tuple(one.draws.shape) for name, one in inside.items()} == {
+        "0": (6, 4, 6),
+        "2.inner.1": (6, 3, 6),
+        "4": (6, 4, 1),
+    }
+
+
 def test_float32_and_a_saved_state() -> None:
     found = model("global").float()
     other = copy.deepcopy(found)

@@ -64,7 +64,9 @@ def test_exact_gp_sgpr_and_deep_kernels() -> None:
     target = ModelTarget(gp, (X, Y), {"*": UNIT})
     theta = target.current()
     torch.testing.assert_close(target.log_likelihood(theta), gp.log_marginal_likelihood(X, Y).detach())
-    expected = sum(float(UNIT.log_prob(h.value) + h.raw) for h in (gp.likelihood.noise, *gp.kernel.children()))
+    expected = sum(
+        float((UNIT.log_prob(h.value) + h.raw).detach()) for h in (gp.likelihood.noise, *gp.kernel.children())
+    )
     assert float(target.log_prior(theta)) == pytest.approx(expected)
 
     sparse = vb.SGPR(vb.SquaredExponential(1), vb.Gaussian(0.1), X[::3])
@@ -77,7 +79,10 @@ def test_exact_gp_sgpr_and_deep_kernels() -> None:
     target = ModelTarget(deep, (X, Y), {"kernel.network.*": Normal(0.0, 1.0), "*": UNIT})
     assert target.size == 22 + 3
     weights = torch.cat([p.detach().flatten() for p in net.parameters()])
-    rest = sum(float(UNIT.log_prob(h.value) + h.raw) for h in (deep.likelihood.noise, *deep.kernel.kernel.children()))
+    rest = sum(
+        float((UNIT.log_prob(h.value) + h.raw).detach())
+        for h in (deep.likelihood.noise, *deep.kernel.kernel.children())
+    )
     prior = float(Normal(0.0, 1.0).log_prob(weights).sum()) + rest
     assert float(target.log_prior(target.current())) == pytest.approx(prior)
 
@@ -108,7 +113,7 @@ def test_what_has_no_prior_is_refused() -> None:
     gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))
     with pytest.raises(ConfigurationError, match=r"likelihood.noise, kernel.lengthscale, kernel.variance have none"):
         ModelTarget(gp, (X, Y))
-    with pytest.raises(ConfigurationError, match="No parameter is called 'kernel.lengthscales'"):
+    with pytest.raises(ConfigurationError, match=r"No parameter is called 'kernel.lengthscales'"):
         ModelTarget(gp, (X, Y), {"*": UNIT, "kernel.lengthscales": UNIT})
     with pytest.raises(ConfigurationError, match="must be a torch distribution"):
         ModelTarget(gp, (X, Y), {"*": 1.0})  # type: ignore[dict-item]
@@ -140,12 +145,6 @@ def test_a_density_that_fails_is_minus_infinity_in_its_chain_only() -> None:
 
 
 # -- chains ----------------------------------------------------------------------------------------------------------
-
-
-def drawn(model: vb.Model | vb.ExactGP, n: int = 5, **priors: object) -> Chains:
-    target = ModelTarget(model, (X, Y), {name: UNIT for name in priors})
-    draws = target.sample_prior(2 * n, torch.Generator().manual_seed(0)).reshape(2, n, -1)
-    return Chains(target, draws, draws[..., 0])
 
 
 def one_by_one(chains: Chains, x: Tensor) -> list[vb.Prediction]:
@@ -216,3 +215,15 @@ def test_classes_and_plain_targets() -> None:
     plain = Chains(Target(lambda theta: theta.sum(), 2), torch.zeros(1, 4, 2), torch.zeros(1, 4))
     with pytest.raises(ConfigurationError, match="no model"):
         plain.predict(X)
+
+
+def test_only_predictions_of_the_same_rows_mix() -> None:
+    a, b = (regression(noise) for noise in (0.1, 0.4))
+    for model in (a, b):
+        model.initialize(X, Y)
+    mixed = vb.Prediction.mixture_of([a.predict(X), b.predict(X)])
+    torch.testing.assert_close(mixed.aleatoric, torch.full((12,), 0.25))
+    with pytest.raises(ConfigurationError, match="different rows"):
+        vb.Prediction.mixture_of([a.predict(X), b.predict(X[:3])])
+    with pytest.raises(ConfigurationError, match="at least one"):
+        vb.Prediction.mixture_of([])

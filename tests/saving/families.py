@@ -8,24 +8,23 @@ from torch import Tensor, nn
 import vibayes as vb
 from vibayes.conjugate import GaussianBumps, PolynomialFeatures
 from vibayes.kernels import spectral_normalize
-from vibayes.layers.inverse_wishart import InverseWishartProcess
-from vibayes.layers.linear import Linear
-from vibayes.posteriors import MeanField, Point, Posterior
-from vibayes.priors import NealPrior, Prior, ScalePrior, StandardPrior
+from vibayes.posteriors import Posterior
+from vibayes.priors import Prior
 from vibayes.trainable import TrainableModel
 
-Data = tuple[Tensor, Tensor]
 Family = Callable[[Tensor], TrainableModel]
 
 
-def rows() -> Tensor:
-    return torch.randn(24, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(
-        torch.get_default_dtype()
-    )
+def rows(name: str = "") -> Tensor:
+    """Inputs of a family: images where its name says so."""
+    shape = (12, 1, 6, 6) if "images" in name else (24, 2)
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return drawn.to(torch.get_default_dtype())
 
 
 def targets(model: TrainableModel, x: Tensor) -> Tensor:
     """Targets that the model's likelihood can explain."""
+    x = x.flatten(1)
     wave = torch.sin(2.0 * x[:, 0]) + 0.3 * x[:, 1]
     kind = model.likelihood.kind
     if kind == "binary":
@@ -47,7 +46,7 @@ def _deep(posterior: Posterior) -> Family:
 
 def _network(posterior: Posterior | None = None, prior: Prior | None = None) -> Family:
     def family(x: Tensor) -> TrainableModel:
-        layers = [Linear(d, p, posterior=posterior, prior=prior) for d, p in ((2, 8), (8, 1))]
+        layers = [vb.Linear(d, p, posterior=posterior, prior=prior) for d, p in ((2, 8), (8, 1))]
         network = nn.Sequential(layers[0], nn.ReLU(), layers[1])
         inducing = x[:6] if posterior is None else None
         return vb.Model(network, vb.Gaussian(0.1), inducing=inducing, standardize="both")
@@ -104,9 +103,21 @@ def kernel_of_network(x: Tensor) -> TrainableModel:
 
 
 def inverse_wishart(x: Tensor) -> TrainableModel:
-    hidden = InverseWishartProcess(kernel=vb.SquaredExponential(2, ard=True), dof=5.0)
+    hidden = vb.InverseWishartProcess(kernel=vb.SquaredExponential(2, ard=True), dof=5.0)
     last = vb.GP(1, kernel=vb.SquaredExponential(1))
     return vb.Model(nn.Sequential(hidden, last), vb.Gaussian(0.1), inducing=x[:6], standardize="both")
+
+
+def convolutional(x: Tensor) -> TrainableModel:
+    first = vb.Conv2d(1, 3, 3, padding=1, prior=vb.SpatialIWPrior())
+    network = nn.Sequential(first, vb.BatchNorm(3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), vb.Linear(27, 3))
+    return vb.Model(network, vb.Categorical(), inducing=x[:5])
+
+
+def made_bayesian(x: Tensor) -> TrainableModel:
+    plain = nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3), nn.ELU(), nn.Flatten(), nn.Linear(12, 1))
+    network = vb.bayesianize(plain, posterior=vb.MeanField(), last=vb.GlobalInducing())
+    return vb.Model(network, vb.Gaussian(0.1), inducing=x[:5], standardize="targets")
 
 
 FAMILIES: dict[str, Family] = {
@@ -126,9 +137,14 @@ FAMILIES: dict[str, Family] = {
     **{f"deep Wishart, {m}": _deep(vb.GeneralizedWishart(m)) for m in ("plain", "A", "AB")},
     "deep inverse Wishart": inverse_wishart,
     "BNN, global inducing": _network(),
-    "BNN, mean-field": _network(MeanField()),
-    "BNN, point": _network(Point()),
-    **{f"BNN, {type(p).__name__}": _network(MeanField(), p) for p in (NealPrior(), StandardPrior(), ScalePrior())},
+    "BNN, mean-field": _network(vb.MeanField()),
+    "BNN, point": _network(vb.Point()),
+    **{
+        f"BNN, {type(p).__name__}": _network(vb.MeanField(), p)
+        for p in (vb.NealPrior(), vb.StandardPrior(), vb.ScalePrior())
+    },
+    "BNN, images": convolutional,
+    "BNN, images, from a torch network": made_bayesian,
     "deep kernel, spectral norm": deep_kernel,
     "deep kernel in a kernel": kernel_of_network,
 }

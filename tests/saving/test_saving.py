@@ -16,7 +16,7 @@ from vibayes.trainable import TrainableModel
 
 
 def _trained(name: str) -> tuple[TrainableModel, Tensor, Tensor]:
-    x = rows()
+    x = rows(name)
     model = FAMILIES[name](x)
     y = targets(model, x)
     vb.fit(model, (x, y), steps=3, progress=False, n_samples=2)
@@ -342,3 +342,19 @@ def test_only_models_that_are_their_data_hold_them(tmp_path: Path) -> None:
         model.save(tmp_path / name)
         tensors = [t for t in vb.load(tmp_path / name).state_dict().values() if t.ndim == 2]
         assert any(t.shape == x.shape for t in tensors) == holds
+
+
+# -- files of earlier versions ---------------------------------------------------------------------------------------
+
+KEPT = Path(__file__).parent / "kept"
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in KEPT.iterdir()))
+def test_files_that_were_kept_still_load(folder: str) -> None:
+    """Attribute names are part of the format; see docs/decisions/saving.md before changing these files."""
+    model = vb.load(KEPT / folder)
+    wanted = json.loads((KEPT / folder / "predictions.json").read_text())
+    torch.manual_seed(0)
+    prediction = model.predict(torch.tensor(wanted["x"]), n_samples=5)
+    assert torch.allclose(prediction.mean, torch.tensor(wanted["mean"]), rtol=1e-6)
+    assert torch.allclose(prediction.std, torch.tensor(wanted["std"]), rtol=1e-6)

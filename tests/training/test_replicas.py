@@ -192,14 +192,14 @@ def test_models_that_differ_are_refused() -> None:
 
 def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     replicas = sys.modules["vibayes.training.replicas"]
-    real, limit = replicas._problem, 2
+    real, limit = replicas.as_problem, 2
 
     def tight(models, *arguments):  # type: ignore[no-untyped-def]
         if len(models) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return real(models, *arguments)
 
-    monkeypatch.setattr(replicas, "_problem", tight)
+    monkeypatch.setattr(replicas, "as_problem", tight)
     sets = [data(r) for r in range(4)]
     models = [regression_model(r) for r in range(4)]
     histories = vb.fit_many(models, sets, steps=10, chunk=4, log_every=10, progress=False)

@@ -1,20 +1,16 @@
 """Deep ensembles: networks trained from different starts, and the mixture of their predictions."""
 
-import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vibayes.errors import ConfigurationError
-from vibayes.likelihoods import Mixture
 from vibayes.prediction import Prediction
 from vibayes.trainable import TrainableModel
 from vibayes.training import History, fit_many
 
-__all__ = ["Ensemble", "deep_ensemble", "mix"]
+__all__ = ["Ensemble", "deep_ensemble"]
 
 
 class Ensemble:
@@ -40,7 +36,8 @@ class Ensemble:
 
     def predict(self, x: Any, n_samples: int = 100, batch_size: int | None = None) -> Prediction:
         """The mixture of the members' predictions; `n_samples` is for members whose draws differ."""
-        return mix([m.predict(x, n_samples=n_samples, batch_size=batch_size) for m in self.members])  # type: ignore[attr-defined]
+        parts = [member.predict(x, n_samples=n_samples, batch_size=batch_size) for member in self.members]
+        return Prediction.mixture_of(parts)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -49,7 +46,9 @@ class Ensemble:
 def deep_ensemble(
     build: Callable[[], TrainableModel], data: Any, n_members: int = 5, *, seed: int = 0, **training: Any
 ) -> Ensemble:
-    """Train networks of one architecture from different starts and orders of minibatches (Lakshminarayanan et al. 2017).
+    """Train networks of one architecture from different starts, in different orders of minibatches.
+
+    Deep ensembles: Lakshminarayanan et al. 2017.
 
     Args:
         build: makes a new model, such as a network that ends in `Linear(..., posterior=Point())`.
@@ -74,39 +73,3 @@ def deep_ensemble(
             models.append(build())
     histories = fit_many(models, [data] * n_members, seed=[seed + r for r in range(n_members)], **training)
     return Ensemble(models, histories)
-
-
-def mix(predictions: Sequence[Prediction]) -> Prediction:
-    """One prediction that is the mixture, with equal weights, of several of the same rows.
-
-    Noise and scales may differ between them; kinds, units and numbers of targets may not.
-    """
-    if not predictions:
-        raise ConfigurationError("mix needs at least one prediction, got none.")
-    first = predictions[0]
-    for other in predictions:
-        alike = type(other.mixture) is type(first.mixture) and len(other) == len(first)
-        if not alike or not (torch.equal(other._loc, first._loc) and torch.equal(other._scale, first._scale)):
-            raise ConfigurationError("mix joins predictions of the same rows, kind and units; these differ.")
-    return first._with(_mix([p.mixture for p in predictions]), None)
-
-
-def _mix(mixtures: Sequence[Mixture]) -> Mixture:
-    first = mixtures[0]
-    joined: dict[str, Any] = {}
-    for field in dataclasses.fields(first):
-        values = [getattr(m, field.name) for m in mixtures]
-        if field.name == "log_weights":
-            joined[field.name] = torch.cat(values) - math.log(len(mixtures))
-        elif field.name in first.ROWS:
-            joined[field.name] = torch.cat(values)
-        elif isinstance(values[0], Tensor):  # one per draw, or shared by the draws of one mixture
-            parts = [v.expand(m.n_draws, *v.shape[1:]) for v, m in zip(values, mixtures, strict=True)]
-            joined[field.name] = torch.cat(parts)
-        elif field.name == "spacing":
-            joined[field.name] = min(values)
-        elif field.name == "exact":
-            joined[field.name] = all(values)
-        elif any(value != values[0] for value in values):
-            raise ConfigurationError(f"mix joins predictions with the same {field.name}; these have {values}.")
-    return dataclasses.replace(first, **joined)

@@ -87,9 +87,7 @@ def fit_ivon(
     try:
         import ivon
     except ImportError as error:
-        raise ConfigurationError(
-            'IVON needs the package ivon-opt: pip install "vibayes[baselines]".'
-        ) from error
+        raise ConfigurationError('IVON needs the package ivon-opt: pip install "vibayes[baselines]".') from error
     if any(not layer.deterministic or getattr(layer.posterior, "prior", False) for layer in model.layers.values()):
         raise ConfigurationError(
             "IVON puts its own posterior and prior on the weights: build the network of torch modules and "
@@ -136,5 +134,7 @@ def fit_ivon(
             if step % 100 == 0 or step == steps - 1:
                 losses.append(float(loss.detach()))
                 if not torch.isfinite(loss.detach()):
-                    raise TrainingError(f"IVON's loss was not finite at step {step}. Use a smaller lr or a larger hess_init.")
+                    raise TrainingError(
+                        f"IVON's loss was not finite at step {step}. Use a smaller lr or a larger hess_init."
+                    )
     return IvonPosterior(model, optimizer, losses)

@@ -22,8 +22,9 @@ _ROWS = 2000  # rows whose curvature is summed at once
 
 
 class LastLayerLaplace:
-    r"""A Gaussian around the trained weights of the last layer, `N(W, (H + tau I)^-1)` (MacKay 1992; Daxberger et al. 2021).
+    r"""A Gaussian around the trained weights of the last layer, `N(W, (H + tau I)^-1)`.
 
+    MacKay 1992; Daxberger et al. 2021, whose package laplace-torch gives the same numbers where it can be installed.
     `H = sum_n (-d^2 log p(y_n | f_n) / df^2) (x) h_n h_n^T` is the curvature of the log likelihood in the last layer's
     weights, exact for these likelihoods, since the layer is linear in them; `h_n` are the features with the bias's one.
     The prior precision `tau` maximises the Laplace evidence (MacKay's fixed point) unless it is given. Predictions
@@ -51,7 +52,7 @@ class LastLayerLaplace:
         last = layers[-1] if layers else None
         if not isinstance(last, Linear) or not isinstance(last.posterior, Point) or model._ends()[1] is not last:
             raise ConfigurationError(
-                "A last-layer Laplace approximation needs a network that ends in vibayes.Linear(..., posterior=Point())."
+                "A last-layer Laplace approximation needs a network that ends in Linear(..., posterior=Point())."
             )
         if any(not layer.deterministic for layer in layers):
             raise ConfigurationError("The network has other random layers; Laplace needs one value of every weight.")

@@ -53,7 +53,7 @@ def run(console: Console, out: Path, *, quick: bool = False) -> int:
     )
     code = run_compare(
         table, [TARGET], budget=MINUTES, seeds=2, models=["gp", "gp-matern", "deep-gp"] if quick else None, task=None,
-        ignore=None, test=None, seed=0, device=None, steps=30 if quick else None, out=folder, json=False, quiet=False,
+        ignore=None, test=None, seed=0, device=None, steps=12 if quick else None, out=folder, json=False, quiet=False,
     )  # fmt: skip
     console.print("\nIn Python, with your own x [N, 1] and y [N]:", highlight=False)
     console.print(NEXT.rstrip(), style="cyan", markup=False, highlight=False, soft_wrap=True)

@@ -37,7 +37,7 @@ def fit(
     """
     from vibayes.cli.display import LiveDisplay
     from vibayes.compare import choose, prepare
-    from vibayes.compare.output import about_model, plain
+    from vibayes.compare.output import about_model
     from vibayes.compare.ranking import Result
     from vibayes.compare.scores import bound, scores
     from vibayes.compare.table_model import TableModel
@@ -65,7 +65,7 @@ def fit(
     about: dict[str, Any] = about_model(data, result)
     TableModel(trained.models[result.best], data.encoder, data.target, about).save(folder)
     if json:
-        print(json_module.dumps(plain(about), indent=1, ensure_ascii=False))
+        print(json_module.dumps(about, indent=1, ensure_ascii=False))
     else:
         console = Console(emoji=False)
         console.print(f"{family.title}: evidence {about['elbo_per_datapoint']:.3f} nats per row.", highlight=False)

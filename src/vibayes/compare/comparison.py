@@ -196,7 +196,14 @@ class Comparison:
             margin = f"{gap.mean:.3f} ± {gap.stderr:.3f} nats per row ({gap.mean * gap.n_data:.1f} in all)"
             said += f" Its evidence is {sure} that of {second.about.title}, by {margin}."
         if winner.family == "gp" and others:
-            said += " So the plain Gaussian process wins: on this table nothing deeper is worth its trouble."
+            said += " So the plain Gaussian process wins."
+        rising = [r.about.title for r in self.results if r.about.ranked and r.rising]
+        if rising:
+            said += (
+                f" Still rising when their time was over: {', '.join(rising)}; a larger budget may change the ranking."
+            )
+        elif winner.family == "gp" and len(others) > 2:
+            said += " On this table nothing deeper is worth its trouble."
         return said
 
 

@@ -14,9 +14,9 @@ from vibayes.compare.report import page
 from vibayes.compare.scores import Predicted, predict_all
 from vibayes.compare.table_model import TableModel, prediction_frame
 from vibayes.experiments.record import provenance
-from vibayes.experiments.results import _plain, writable_folder, write_file
+from vibayes.experiments.results import plain, writable_folder, write_file
 
-__all__ = ["about_model", "plain", "results", "table_model", "write", "write_predictions"]
+__all__ = ["about_model", "results", "table_model", "write", "write_predictions"]
 
 SCHEMA = "vibayes-comparison-1"
 
@@ -46,11 +46,6 @@ def table_model(comparison: Comparison) -> TableModel:
     """The best model with the table's rules around it."""
     data = comparison.data
     return TableModel(comparison.model, data.encoder, data.target, about_model(data, comparison.winner))
-
-
-def plain(values: Any) -> Any:
-    """Values for JSON: NaN and infinity become null."""
-    return _plain(values)
 
 
 def results(comparison: Comparison, sensitivities: list[Sensitivity] | None = None) -> dict[str, Any]:

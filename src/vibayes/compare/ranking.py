@@ -16,6 +16,8 @@ __all__ = ["STRONG", "Difference", "Result", "paired", "rank"]
 
 # A difference of log evidences below this many nats is no strong evidence, however precisely it is known.
 STRONG = 3.0
+# A bound that gains more than this, in nats per row, over the last quarter of its training is not at its end.
+RISING = 0.02
 
 
 @dataclass
@@ -56,6 +58,14 @@ class Result:
     def best(self) -> int:
         """Which model has the highest bound."""
         return int(np.argmax([b.value for b in self.bounds]))
+
+    @property
+    def rising(self) -> bool:
+        """Whether the bound of some seed still rose when its time was over, by over 0.02 nats per row in a quarter."""
+        if self.trained.starts:
+            return False
+        ends = [history.per_datapoint for history in self.trained.histories]
+        return any(len(bounds) < 4 or bounds[-1] - bounds[3 * len(bounds) // 4 - 1] > RISING for bounds in ends)
 
     def score(self, name: str) -> float:
         """The mean of a score over seeds."""

@@ -31,7 +31,7 @@ STYLE = """
 .facts div{border:1px solid #ddd;border-radius:6px;padding:.35em .8em;min-width:7.5em}
 .facts b{display:block;font-size:1.15em}
 td.long{white-space:normal;text-align:left;min-width:16em}
-@media(max-width:600px){body{padding:0 10px 32px}h1{font-size:1.35em}}
+@media(max-width:600px){body{padding:0 10px 32px}h1{font-size:1.35em}.wide{overflow-x:auto}.wide svg{min-width:540px}}
 """
 
 
@@ -85,7 +85,6 @@ def _facts(winner: Result, kind: str) -> str:
     else:
         shown = [
             (f"{100 * s['accuracy']:.1f}%", "accuracy"),
-            (f"{s['log_likelihood']:.3f}", "log likelihood (nats)"),
             (f"{s['ece']:.3f}", "calibration error"),
             (f"{s['brier']:.3f}", "Brier score"),
         ]

@@ -37,9 +37,10 @@ class Bounds:
 
 
 @torch.no_grad()
-def bound(model: TrainableModel, x: Tensor, y: Tensor, draws: int = DRAWS) -> Bounds:
-    """The bound on all rows, or for large tables on a random part of them, scaled up."""
+def bound(model: TrainableModel, x: Tensor, y: Tensor, draws: int | None = None) -> Bounds:
+    """The bound on all rows, or for large tables on a random part of them, scaled up; by 100 draws, or fewer there."""
     n = len(x)
+    draws = draws or max(10, min(DRAWS, 2_000_000 // min(n, ROWS * MAX_PARTS)))
     if not model.draws_differ and n <= 2 * ROWS:
         found = model.elbo(x, y, n_samples=draws)
         return Bounds(float(found.per_datapoint), 0.0)

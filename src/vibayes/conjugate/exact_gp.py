@@ -51,10 +51,9 @@ class ExactGP(ConjugateModel):
         likelihood: `Gaussian`, whose `noise` is a variance.
         mean: the mean function, zero by default.
         standardize: `None`, `"inputs"`, `"targets"` or `"both"`.
-        conditional: a share between 0 and 1: train on the *conditional* evidence `log p(y_rest | y_share)`, the mean over
-            `N_ORDERINGS` fixed random choices of that share of the rows (Lotfi et al. 2022). It asks how well the model
-            predicts after seeing data, not how well its prior does, and overfits less with many hyperparameters.
-            `elbo` and the history still hold the evidence.
+        conditional: a share between 0 and 1: train on the *conditional* evidence `log p(y_rest | y_share)`, the mean
+            over four fixed random choices of that share of the rows (Lotfi et al. 2022). It asks how well the model
+            predicts after seeing data, not how well its prior does. `elbo` and the history still hold the evidence.
 
     >>> import torch, vibayes as vb
     >>> x = torch.linspace(-3, 3, 20)[:, None]
@@ -100,7 +99,7 @@ class ExactGP(ConjugateModel):
     def _n_given(n: int, m: int) -> int:
         if not 0 < m < n:
             raise ConfigurationError(
-                f"The conditional evidence needs rows to condition on and rows to predict; got {m} of {n} to condition on."
+                f"The conditional evidence needs rows to condition on and rows to predict; got {m} of {n} given ones."
             )
         return m
 

@@ -92,7 +92,7 @@ class Monitor:
             for part, data in (("train", (x[:_ROWS], y[:_ROWS])), ("test", self.test)):
                 ll, error = (math.nan, math.nan)
                 if data is not None:
-                    prediction = model.predict(data[0], n_samples=self.n_samples)  # type: ignore[attr-defined]
+                    prediction = model.predict(data[0], n_samples=self.n_samples)
                     ll, error = metrics.log_likelihood(prediction, data[1]), error_of(prediction, data[1])
                 getattr(self, f"{part}_ll").append(ll)
                 getattr(self, f"{part}_error").append(error)

@@ -18,7 +18,7 @@ __all__ = ["correlation", "effective_rank", "features", "seen_by_kernel"]
 
 @torch.no_grad()
 def seen_by_kernel(model: TrainableModel, rows: Tensor) -> tuple[Float[Tensor, "n w"], Kernel | None]:
-    """What reaches the last layer (features, where its kernel is deep) of prepared rows, and the kernel that compares it.
+    """What of prepared rows reaches the last layer (features, where its kernel is deep), and the kernel there.
 
     In a network with random layers below, it is that of one draw. The kernel is None for layers of weights.
     """
@@ -88,7 +88,8 @@ def correlation(model: TrainableModel, x: Any, reference: Any) -> Float[Tensor, 
     if kernel is None:
         raise ConfigurationError("The model's last layer has no kernel, so it has no prior correlations of this kind.")
     a, b = seen[: len(first)], seen[len(first) :]
-    return kernel(a, b) / (kernel.diag(a)[:, None] * kernel.diag(b)).sqrt()
+    K: Tensor = kernel(a, b)
+    return K / (kernel.diag(a)[:, None] * kernel.diag(b)).sqrt()
 
 
 def effective_rank(K: Float[Tensor, "n n"]) -> float:

@@ -197,7 +197,7 @@ def diagnose(
     errors: dict[str, float] = {}
     for part, rows in (("train", data), ("test", test)):
         if rows is not None:
-            prediction = model.predict(rows[0], n_samples=n_samples)  # type: ignore[attr-defined]
+            prediction = model.predict(rows[0], n_samples=n_samples)
             numbers[f"{part}_ll"] = metrics.log_likelihood(prediction, rows[1])
             densities = prediction.log_prob(torch.as_tensor(rows[1]))
             errors[part] = float(densities.std() / len(densities) ** 0.5) if len(densities) > 1 else math.inf
@@ -225,9 +225,7 @@ def _variational(model: TrainableModel) -> list[Tensor]:
     return [p for layer in layers.values() if not layer.posterior.deterministic for p in layer.posterior.parameters()]
 
 
-def _warnings(
-    numbers: dict[str, float], errors: dict[str, float], targets: int, monitor: Monitor | None
-) -> list[str]:
+def _warnings(numbers: dict[str, float], errors: dict[str, float], targets: int, monitor: Monitor | None) -> list[str]:
     found = []
     count = int(numbers["n_trained_on_evidence"])
     if count > _MANY * targets:

@@ -63,7 +63,7 @@ _CIFAR10 = Experiment(
         "global inducing ResNet-18": _resnet("global inducing", normalize=True),
     },
     options={
-        "data": {"standardize": "inputs"},
+        "data": {"standardize": "inputs", "n_train": None, "n_test": None},
         "model": _MODEL,
         "training": _TRAINING,
         "measure": {"draws": 10, "rows": 500},
@@ -92,7 +92,7 @@ _MNIST = Experiment(
         for posterior in POSTERIORS
     },
     options={
-        "data": {"standardize": "inputs", "n_train": 500, "full_statistics": True},
+        "data": {"standardize": "inputs", "n_train": 500, "n_test": None, "full_statistics": True},
         "model": {**_MODEL, "network": "lenet", "channels": 64},
         "training": {**_TRAINING, "epochs": 10_000, "lr": 1e-3, "kl_rise": None},
         "measure": {"draws": 10, "rows": 500},

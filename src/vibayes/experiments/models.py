@@ -83,7 +83,7 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
                 variance=chosen.get("variance", 1.0),
             )
             if inverse and not last:
-                dof = chosen.get("dof", 5.0)
+                dof = chosen.get("dof", 50.0)
                 layers.append(InverseWishartProcess(kernel=kernel, dof=dof, out_features=width))
                 continue
             layers.append(

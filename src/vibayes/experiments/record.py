@@ -70,7 +70,10 @@ class Result:
         """All but the drawing, for JSON."""
         return {
             "setup": self.setup,
-            "numbers": [asdict(number) for number in self.numbers],
+            "numbers": [
+                {key: value for key, value in asdict(number).items() if key != "row" or value is not None}
+                for number in self.numbers
+            ],
             "statements": [asdict(statement) for statement in self.statements],
         }
 

@@ -15,7 +15,17 @@ import vibayes
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.experiment import Unit
 
-__all__ = ["SCHEMA", "code_digest", "finished", "read_result", "thin", "writable_folder", "write_file", "write_result"]
+__all__ = [
+    "SCHEMA",
+    "code_digest",
+    "finished",
+    "plain",
+    "read_result",
+    "thin",
+    "writable_folder",
+    "write_file",
+    "write_result",
+]
 
 logger = logging.getLogger("vibayes")
 
@@ -74,18 +84,18 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 
 def _text(content: Mapping[str, Any]) -> str:
     ordered = {"schema": content["schema"], **{k: v for k, v in content.items() if k != "schema"}}
-    lines = [f" {json.dumps(key)}: {json.dumps(_plain(value), allow_nan=False)}" for key, value in ordered.items()]
+    lines = [f" {json.dumps(key)}: {json.dumps(plain(value), allow_nan=False)}" for key, value in ordered.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 

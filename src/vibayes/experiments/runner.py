@@ -244,8 +244,8 @@ def _chunk_at(group: Group) -> int | None:
     """How many models of a group train at once, as `fit_many` noted it: a resumed group keeps to it."""
     path = group.folder / "checkpoint.chunk"
     try:
-        return min(int(path.read_text()), len(group.units))
-    except (OSError, ValueError):
+        return min(int(path.read_text().split()[0]), len(group.units))
+    except (OSError, ValueError, IndexError):
         path.unlink(missing_ok=True)  # half-written when the process was killed; nothing was trained yet
         return None
 

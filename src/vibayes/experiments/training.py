@@ -2,18 +2,21 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import vibayes.experiments.bnn_models
 import vibayes.experiments.dkl_models  # noqa: F401  (adds its models)
 from vibayes import datasets, metrics
 from vibayes.conjugate import ExactGP
 from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError, DataError
+from vibayes.experiments.choosing import train_best
 from vibayes.experiments.experiment import Unit
 from vibayes.experiments.models import DTYPES, AnyModel, build
 from vibayes.experiments.names import check_name
@@ -82,21 +85,34 @@ def train_group(
         options["lr_schedule"] = _watched(as_schedule(options["lr_schedule"]), watch)
     else:
         options["lr_schedule"] = as_schedule(options["lr_schedule"])
-    histories = fit_many(
-        models,
-        [(split.x_train, split.y_train) for split in splits],
-        seed=seeds,
-        device=device,
-        progress=False,
-        checkpoint=checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-        chunk=chunk,
-        **options,
-    )
+    choices: Mapping[str, Sequence[float]] | None = options.pop("choices", None)
+    options |= {"seed": seeds, "device": device, "progress": False, "chunk": chunk}
+    options |= {"checkpoint": checkpoint, "checkpoint_seconds": checkpoint_seconds}
+    with _tuned_convolutions():
+        if choices is None:
+            histories = fit_many(models, [(split.x_train, split.y_train) for split in splits], **options)
+        else:
+            models, histories = train_best(lambda: _built(units, splits, seeds), splits, choices, **options)
     if after is not None:
         for model, split in zip(models, splits, strict=True):
             after(model, split)
     return models, histories
+
+
+def _built(units: Sequence[Unit], splits: Sequence[Split], seeds: Sequence[int]) -> list[AnyModel]:
+    """The models of a group as they start."""
+    return [build(u.builder, split, u.options, s)[0] for u, split, s in zip(units, splits, seeds, strict=True)]
+
+
+@contextmanager
+def _tuned_convolutions() -> Iterator[None]:
+    """Let cuDNN try its algorithms once and keep the fastest: all steps of a run are alike, so that it pays."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _watched(schedule: Schedule, watch: Watch, every: float = 0.5) -> Schedule:

@@ -62,6 +62,7 @@ def _fitted(posterior: Posterior, seed: int) -> Model:
 
 def _measured(model: Model) -> dict[str, Any]:
     x, y, grid, _ = _data()
+    first: Any = next(iter(model.layers.values()))
     with torch.no_grad():
         elbo = float(model.elbo(x, y, n_samples=N_DRAWS).value)
     features = model.layer_functions(grid, N_DRAWS)["0"].draws  # [n, G, WIDTH]
@@ -72,7 +73,7 @@ def _measured(model: Model) -> dict[str, Any]:
     outside = (grid[:, 0] < x.min()) | (grid[:, 0] > x.max())
     return {
         "elbo": elbo,
-        "lengthscale": float(next(iter(model.layers.values())).kernel.lengthscale.value.detach()),
+        "lengthscale": float(first.kernel.lengthscale.value.detach()),
         "variety": float(gram.std(0).mean()),
         "outside": float(prediction.std[outside].mean()),
         "features": features,

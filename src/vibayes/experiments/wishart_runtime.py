@@ -33,7 +33,9 @@ def _built(name: str, split: Split, depth: int) -> tuple[Model, dict[str, Any]]:
     experiment = catalogue.get("dwp-uci")
     options = experiment.options_of(name, split.name)
     options["model"]["depth"] = depth
-    return build(experiment.models[name].builder, split, options, seed=0)
+    model, how = build(experiment.models[name].builder, split, options, seed=0)
+    assert isinstance(model, Model)
+    return model, how
 
 
 def seconds_per_epoch(model: Model, split: Split, how: dict[str, Any], device: str = "cpu") -> float:

@@ -109,8 +109,8 @@ class Kernel(nn.Module, ABC):
             )
         if rows.shape[1] != self.in_features and not self.rotation_invariant:
             raise ConfigurationError(
-                f"{type(self).__name__} stands behind a layer whose features are known only up to a rotation, and would "
-                "notice one. Take an isotropic, linear or arc-cosine kernel (no ard)."
+                f"{type(self).__name__} stands behind a layer whose features are known only up to a rotation, and "
+                "would notice one. Take an isotropic, linear or arc-cosine kernel (no ard)."
             )
 
     def __add__(self, other: "Kernel") -> "Sum":

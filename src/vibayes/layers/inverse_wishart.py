@@ -105,9 +105,7 @@ class InverseWishartProcess(Layer):
         if draw.joint:
             S = dof * (self.kernel(x) - A.mT @ A)
             # The Schur complement of an inverse Wishart keeps the degrees of freedom of the whole
-            law = InverseWishart(
-                None, dof + M + N + 1.0, scale_tril=linalg.semidefinite_factor(S), validate_args=False
-            )
+            law = InverseWishart(None, dof + M + N + 1.0, scale_tril=linalg.semidefinite_factor(S), validate_args=False)
             drawn = draw.randn(f"{name}.residual", *law.noise_shape[-2:], like=A)
             return law.rsample_factor(noise=drawn).factor
         variance = self.kernel.diag(x) - A.square().sum(0)  # [N]

@@ -156,7 +156,8 @@ class Mixture(ABC):
             values = [getattr(m, field.name) for m in mixtures]
             if isinstance(values[0], Tensor):  # `[S, ...]`, or `[1, ...]` where all draws share it
                 axes = values[0].ndim - 1
-                joined[field.name] = torch.cat([v.expand(m.n_draws, *[-1] * axes) for v, m in zip(values, mixtures)])
+                wide = [v.expand(m.n_draws, *[-1] * axes) for v, m in zip(values, mixtures, strict=True)]
+                joined[field.name] = torch.cat(wide)
             elif field.name in ("spacing", "exact"):
                 joined[field.name] = min(values)
             elif any(v != values[0] for v in values):

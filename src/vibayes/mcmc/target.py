@@ -261,21 +261,30 @@ class ModelTarget(Target):
 
     def log_prior(self, theta: Float[Tensor, " d"]) -> Float[Tensor, ""]:
         """`log p(theta)` over stored numbers."""
-        return torch.stack([part.log_prior(theta) for part in self.parts]).sum()
+        return self._layer_prior(theta) + self.log_extra_prior(theta)
 
     def log_extra_prior(self, theta: Float[Tensor, " d"]) -> Float[Tensor, ""]:
         """The part of `log_prior` that is not among the log ratios of the model's bound."""
         rest = [part.log_prior(theta) for part in self.parts if part.root is None]
         return torch.stack(rest).sum() if rest else theta.new_zeros(())
 
-    def log_likelihood(self, theta: Float[Tensor, " d"]) -> Float[Tensor, ""]:
-        """The model's bound without the prior of what is sampled."""
+    def _layer_prior(self, theta: Tensor) -> Tensor:
+        layers = [part.log_prior(theta) for part in self.parts if part.root is not None]
+        return torch.stack(layers).sum() if layers else theta.new_zeros(())
+
+    def _bound(self, theta: Tensor) -> Tensor:
         bound = torch.func.functional_call(self.model, self.parameters(theta), tuple(self.batch), {"n_samples": 1})
         total: Tensor = (bound.log_likelihood + bound.log_ratio).sum()
-        for part in self.parts:
-            if part.root is not None:  # the bound counts them among its log ratios
-                total = total - part.log_prior(theta)
         return total
+
+    def log_likelihood(self, theta: Float[Tensor, " d"]) -> Float[Tensor, ""]:
+        """The model's bound without the prior of what is sampled."""
+        return self._bound(theta) - self._layer_prior(theta)  # the bound counts it among its log ratios
+
+    def _tempered(self, theta: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+        layers = self._layer_prior(theta)
+        log_likelihood = self._bound(theta) - layers
+        return layers + self.log_extra_prior(theta) + beta * log_likelihood, log_likelihood
 
     def sample_prior(self, n: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
         """Draw every parameter from its prior."""

@@ -1,8 +1,7 @@
 """The inverse Wishart posterior of a deep inverse Wishart layer."""
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,9 +13,6 @@ from vibayes.draw import Draw
 from vibayes.parameters import Positive
 from vibayes.posteriors.base import Posterior, Site
 from vibayes.posteriors.wishart import check_gram_layer
-
-if TYPE_CHECKING:
-    from vibayes.layers.base import Layer
 
 __all__ = ["GramSite", "InverseWishartPosterior"]
 
@@ -37,29 +33,29 @@ class InverseWishartPosterior(Posterior):
 
     It is conjugate-like: the prior after `extra` imagined observations with scatter `V V^T` (Aitchison et al. 2021;
     thesis, Sec. "Comparing the DWP to the DIWP"). The scatter starts at `extra K`, so that the mean of `G` starts at
-    `K`.
+    `K`, and `extra` at a share of `dof`.
     """
 
     rotates = True
     V: nn.Parameter
     extra: Positive
 
-    def __init__(self, extra: float = 1.0) -> None:
+    def __init__(self, share: float = 0.2) -> None:
         super().__init__()
-        self.start = extra
+        self.share = share
 
-    def finish(self, layer: "Layer", n_inducing: int) -> None:
+    def finish(self, layer: Any, n_inducing: int) -> None:
         """Create the scatter's factor and the number of observations."""
         check_gram_layer(layer, n_inducing)
-        self.V = nn.Parameter(math.sqrt(self.start) * torch.eye(n_inducing))
-        self.extra = Positive(self.start)
+        self.extra = Positive(self.share * layer.dof.value)
+        self.V = nn.Parameter(self.extra.value.detach().sqrt() * torch.eye(n_inducing))
 
     @torch.no_grad()
     def initialize(self, layer: Any, rows: Tensor) -> None:
         """Start the scatter at `extra K`, with the kernel matrix that the first draw meets."""
         M = self.V.shape[0]
         K = linalg.add_jitter(layer.covariance(rows[:M]), linalg.default_jitter(rows.dtype))
-        self.V.copy_(math.sqrt(self.start) * linalg.cholesky(K)[0])
+        self.V.copy_(self.extra.value.sqrt() * linalg.cholesky(K)[0])
 
     def distribution(self, site: GramSite, draw: Draw) -> InverseWishart:
         """The posterior of the Gram matrix of the inducing rows."""
@@ -83,4 +79,4 @@ class InverseWishartPosterior(Posterior):
 
     def extra_repr(self) -> str:
         """The start, for `print(model)`."""
-        return f"extra={self.start}"
+        return f"share={self.share}"

@@ -45,7 +45,7 @@ class LocalInducing(Posterior):
         precision: of pseudo-outputs: `"diagonal"`, shared by all outputs, or `"per_output"`.
         inputs: starting values of the inducing inputs, `[n_inducing, D]`, as the layer receives its rows (in user
             units where the layer is the model's first). By default k-means centres of the rows that reach the layer.
-            With a `DeepKernel` they live in its feature space: its features of the given inputs, or centres of features.
+            With a `DeepKernel` they live in its feature space: features of the given inputs, or centres of features.
 
     >>> import vibayes as vb
     >>> layer = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=LocalInducing(20))

@@ -44,7 +44,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         steps: training steps; chosen by the model and the data when None.
         lr: learning rate of Adam; it falls to a tenth for the last quarter of the steps.
         batch_size: rows per training step; None: all of up to 1,000 rows, 500 of more.
-        n_samples: draws of the function per training step; when None 10, or 1 where nothing is sampled.
+        n_samples: draws of the function per training step; when None 5, or 1 where nothing is sampled.
         n_draws: draws of the function in predictions.
         standardize: standardise inputs (and real targets) inside the model; results stay in their own units.
         seed: of starting values, minibatches and draws; the same seed gives the same results.
@@ -157,7 +157,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             "lr": self.lr,
             "lr_schedule": schedules.piecewise([drop], [1.0, 0.1]),
             "batch_size": None if batch is None else min(batch, n),
-            "n_samples": self.n_samples,
+            "n_samples": plan.n_samples if self.n_samples is None else self.n_samples,
             "log_every": max(1, min(50, steps // 4)) if isinstance(steps, int) else 50,
         }
 

@@ -91,7 +91,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(
-                f"{type(self).__name__} needs at least 2 classes; y has only one class, {self.classes_[0]!r}."
+                f"{type(self).__name__} needs at least 2 classes; y has only one class, {self.classes_.tolist()[0]!r}."
             )
         found: NDArray[Any] = codes.astype(np.int64)
         return found

@@ -1,9 +1,9 @@
 """`fit_many`: train many models of one architecture as one computation."""
 
 import dataclasses
+import itertools
 import logging
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from vibayes.training.adam import AdamRun
 from vibayes.training.batches import InMemory, as_batches
 from vibayes.training.checkpoint import Keeper
 from vibayes.training.history import Callback, History, Logged
+from vibayes.training.plan import as_problem, keep_plan, make_plan
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
 from vibayes.training.run import (
@@ -25,11 +26,10 @@ from vibayes.training.run import (
     check_options,
     find_device,
     fingerprint,
-    generators,
-    set_generators,
 )
 from vibayes.training.schedules import Schedule, as_schedule
 from vibayes.training.stacked import Stacked
+from vibayes.training.workers import pack, run_jobs
 
 __all__ = ["fit_many"]
 
@@ -56,6 +56,7 @@ def fit_many(
     max_steps: int = 20_000,
     tolerance: float = 1e-3,
     chunk: int | None = None,
+    workers: int | None = None,
     graph: bool | None = None,
     compile: bool = False,
     noise: Noise | None = None,
@@ -89,6 +90,9 @@ def fit_many(
         tolerance: see `fit`.
         chunk: how many models train at once; when None, on a GPU as many as fit into memory, on a CPU what a short
             measurement finds fastest. A run with a checkpoint keeps its choice when it resumes.
+        workers: how many processes train chunks side by side, on a CPU: 1 for this process alone. When None (and
+            `chunk` too), as many as there are cores where a measurement says that they are faster and training takes
+            longer than a minute. Models and schedules must be such that `pickle` can send them.
         graph: capture the step in a CUDA graph; where possible when None.
         compile: compile the bound with `torch.compile`, which takes about half a minute first; see docs/decisions.
         noise: prepared noise of the draws at a step, `[R, S, ...]` by name; for comparisons.
@@ -137,7 +141,25 @@ def fit_many(
                 model.initialize(*source.start())
             source.begin(model)
         _check_sizes(sources)
-        size = chunk or _kept_chunk(checkpoint) or _chunk(models, sources, options, place)
+        size, n_workers = make_plan(models, sources, options, place, chunk, workers, checkpoint)
+        if n_workers > 1:
+            passed = {
+                "steps": steps,
+                "batch_size": batch_size,
+                "lr_schedule": options.lr_schedule,
+                "kl_weight": options.kl_weight,
+                "n_samples": options.n_samples,
+                "checkpoint_seconds": checkpoint_seconds,
+                "log_every": log_every,
+                "max_steps": max_steps,
+                "tolerance": tolerance,
+                "weight_decay": weight_decay,
+                "augment": augment,
+            }
+            jobs = _jobs(models, datasets, rates, seeds, size, passed, checkpoint)
+            if jobs is not None and callback is None and noise is None:
+                return _in_workers(models, jobs, size, n_workers, progress)
+            logger.warning("These models train in this process: %s.", _WHY_NOT)
         histories: list[History] = []
         smaller = False
         with Progress(steps or max_steps, show=progress, label=f"fit {R} models") as shown:
@@ -148,10 +170,8 @@ def fit_many(
                 path = None if checkpoint is None else _chunk_path(checkpoint, first, R, size)
                 mark = fingerprint(models[first], sources[part], options, "adam", seeds[part], rates[part])
                 keeper = Keeper(path, checkpoint_seconds, mark)
-                if checkpoint is not None:
-                    _keep_chunk(checkpoint, size)
                 try:
-                    problem = _problem(models[part], sources[part], options.n_samples, noise)
+                    problem = as_problem(models[part], sources[part], options.n_samples, noise)
                     histories += _train(problem, _counted_from(first, options), keeper, shown, rates[part])
                 except torch.OutOfMemoryError as error:
                     if smaller or size == 1:
@@ -160,9 +180,57 @@ def fit_many(
                             "batch_size, n_samples or number of inducing points, or another device."
                         ) from error
                     size, smaller = -(-size // 2), True
+                    if checkpoint is not None:
+                        keep_plan(checkpoint, (size, 1))
                     torch.cuda.empty_cache()
                     logger.warning("Out of memory; going on with %d models at a time.", size)
                     continue
+    return histories
+
+
+_WHY_NOT = "a callback, prepared noise, a lambda or a class of the running script cannot be sent to another process"
+
+
+def _jobs(
+    models: Sequence[TrainableModel],
+    datasets: Sequence[Any],
+    rates: list[float],
+    seeds: list[int],
+    size: int,
+    options: dict[str, Any],
+    checkpoint: str | os.PathLike[str] | None,
+) -> list[bytes] | None:
+    """Chunks as jobs for worker processes, or None where they cannot be sent."""
+    jobs = []
+    for first in range(0, len(models), size):
+        part = slice(first, first + size)
+        own = {
+            "lr": rates[part],
+            "seed": seeds[part],
+            "chunk": size,
+            "workers": 1,
+            "progress": False,
+            "checkpoint": None if checkpoint is None else str(_chunk_path(checkpoint, first, len(models), size)),
+        }
+        packed = pack({"models": models[part], "datasets": datasets[part], "options": {**options, **own}})
+        if packed is None:
+            return None
+        jobs.append(packed)
+    return jobs
+
+
+def _in_workers(
+    models: Sequence[TrainableModel], jobs: Sequence[bytes], size: int, n_workers: int, progress: bool
+) -> list[History]:
+    """Train chunks in worker processes and take over their results."""
+    with Progress(len(jobs), show=progress, label=f"fit {len(models)} models in {n_workers} processes") as shown:
+        ended = itertools.count(1)
+        outcomes = run_jobs(jobs, n_workers, lambda number: shown.update(next(ended), f"chunk {number} ended"))
+    histories: list[History] = []
+    for number, (states, found) in enumerate(outcomes):
+        for model, state in zip(models[number * size :], states, strict=False):
+            model.load_state_dict(state)
+        histories += found
     return histories
 
 
@@ -179,35 +247,6 @@ def _train(
     finally:
         if isinstance(problem, Stacked):
             problem.hand_back()
-
-
-def _problem(
-    models: Sequence[TrainableModel], sources: Sequence[InMemory], n_samples: int, noise: Noise | None
-) -> Single | Stacked:
-    """One model needs no axis of replicas, unless noise comes with one."""
-    if len(models) == 1 and noise is None:
-        return Single(models[0], sources[0], n_samples)
-    return Stacked(models, sources, n_samples, noise)
-
-
-def _kept_chunk(checkpoint: str | os.PathLike[str] | None) -> int | None:
-    """The chunk that an interrupted run with this checkpoint had chosen."""
-    path = None if checkpoint is None else Path(f"{checkpoint}.chunk")
-    text = path.read_text().strip() if path is not None and path.exists() else ""
-    return int(text) if text.isdigit() and int(text) > 0 else None
-
-
-def _keep_chunk(checkpoint: str | os.PathLike[str], size: int) -> None:
-    path = Path(f"{checkpoint}.chunk")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        aside.write_text(str(size))
-        os.replace(aside, path)
-    except OSError as error:
-        raise ConfigurationError(
-            f"The checkpoint {checkpoint} cannot be written ({error.strerror}). Choose a writable folder."
-        ) from error
 
 
 def _chunk_path(checkpoint: str | os.PathLike[str], first: int, R: int, size: int) -> Path:
@@ -288,53 +327,3 @@ def _structure(model: nn.Module) -> dict[str, Any]:
     for name, parameter in model.named_parameters():
         found[f"parameter {name}"] = (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
     return found
-
-
-# -- how many at once -------------------------------------------------------------------------------------------
-
-
-def _chunk(
-    models: Sequence[TrainableModel], sources: Sequence[InMemory], options: Options, device: torch.device
-) -> int:
-    """How many replicas train at once: on a GPU what memory allows, on a CPU what measures fastest."""
-    R = len(models)
-    if R == 1:
-        return 1
-    state = generators(device)
-    chosen = _fits(models, sources, options, device) if device.type == "cuda" else _fastest(models, sources, options)
-    set_generators(state, device)
-    return chosen
-
-
-def _evaluate(models: Sequence[TrainableModel], sources: Sequence[InMemory], n_samples: int) -> None:
-    """The costly part of one joint step."""
-    problem = _problem(models, sources, n_samples, None)
-    problem.load(0)
-    torch.autograd.grad(problem.bound().log_likelihood.sum(), problem.parameters, allow_unused=True)
-
-
-def _fits(models: Sequence[TrainableModel], sources: Sequence[InMemory], options: Options, device: torch.device) -> int:
-    R = len(models)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    _evaluate(models[:2], sources[:2], options.n_samples)
-    each = (torch.cuda.max_memory_allocated(device) - before) / 2
-    free, _ = torch.cuda.mem_get_info(device)
-    fits = max(1, int(0.4 * free / max(each, 1.0)))  # a captured graph keeps a pool of its own beside the eager one
-    if fits < R:
-        logger.info("Training %d of %d models at a time: each needs about %.2g GB.", fits, R, each / 1e9)
-    return min(R, fits)
-
-
-def _fastest(models: Sequence[TrainableModel], sources: Sequence[InMemory], options: Options) -> int:
-    R = len(models)
-    found: dict[int, float] = {}
-    for size in sorted({1, min(5, R), min(20, R)}):
-        times = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            _evaluate(models[:size], sources[:size], options.n_samples)
-            times.append(time.perf_counter() - begin)
-        found[size] = min(times) / size
-    return min(found, key=lambda size: found[size])

@@ -2,6 +2,7 @@
 
 import numbers
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vibayes.errors import ConfigurationError
@@ -10,6 +11,39 @@ __all__ = ["Schedule", "as_schedule", "constant", "linear", "piecewise", "stairc
 
 Schedule = Callable[[int], float]
 
+# Classes and not closures, so that schedules can be sent to worker processes.
+
+
+@dataclass(frozen=True)
+class _Linear:
+    start: float
+    end: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        return self.end if step >= self.steps else self.start + (self.end - self.start) * step / self.steps
+
+
+@dataclass(frozen=True)
+class _Piecewise:
+    milestones: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __call__(self, step: int) -> float:
+        return self.values[sum(step >= m for m in self.milestones)]
+
+
+@dataclass(frozen=True)
+class _Staircase:
+    start: float
+    rise: float
+    every: int
+    end: float
+
+    def __call__(self, step: int) -> float:
+        bound = min if self.rise > 0 else max
+        return bound(self.end, self.start + self.rise * (step // self.every))
+
 
 def constant(value: float) -> Schedule:
     """The same value at every step.
@@ -17,7 +51,7 @@ def constant(value: float) -> Schedule:
     >>> constant(0.5)(100)
     0.5
     """
-    return lambda step: value
+    return _Piecewise((), (value,))
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
@@ -28,7 +62,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     """
     if steps < 1:
         raise ConfigurationError(f"A linear schedule needs at least one step, got {steps}.")
-    return lambda step: end if step >= steps else start + (end - start) * step / steps
+    return _Linear(start, end, steps)
 
 
 def piecewise(milestones: Sequence[int], values: Sequence[float]) -> Schedule:
@@ -42,7 +76,7 @@ def piecewise(milestones: Sequence[int], values: Sequence[float]) -> Schedule:
             f"piecewise needs rising milestones and one value more than milestones; "
             f"got milestones {list(milestones)} and {len(values)} values."
         )
-    return lambda step: values[sum(step >= m for m in milestones)]
+    return _Piecewise(tuple(milestones), tuple(values))
 
 
 def staircase(start: float, rise: float, every: int, end: float) -> Schedule:
@@ -53,8 +87,7 @@ def staircase(start: float, rise: float, every: int, end: float) -> Schedule:
     """
     if every < 1 or rise == 0:
         raise ConfigurationError(f"staircase needs every >= 1 and a rise, got every={every}, rise={rise}.")
-    bound = min if rise > 0 else max
-    return lambda step: bound(end, start + rise * (step // every))
+    return _Staircase(start, rise, every, end)
 
 
 def as_schedule(value: Any) -> Schedule:

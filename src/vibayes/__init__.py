@@ -3,8 +3,8 @@
 from vibayes import augment, datasets, evidence, mcmc, metrics, stages
 from vibayes.bound import Elbo
 from vibayes.conjugate import SGPR, ExactGP, LinearRegression
-from vibayes.diagnostics import diagnose
 from vibayes.convert import bayesianize
+from vibayes.diagnostics import diagnose
 from vibayes.errors import (
     ConfigurationError,
     DataError,

@@ -3,6 +3,7 @@
 Needs BoTorch: `pip install "vibayes[botorch]"`.
 """
 
+import warnings
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +21,14 @@ from vibayes.model import Model
 from vibayes.trainable import TrainableModel
 
 try:
-    from botorch.models.model import Model as _BoTorchModel
-    from botorch.posteriors.ensemble import EnsemblePosterior
-    from botorch.posteriors.gpytorch import GPyTorchPosterior
-    from botorch.sampling.base import MCSampler
-    from botorch.sampling.get_sampler import GetSampler
-    from gpytorch.distributions import MultivariateNormal
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what BoTorch itself imports
+        from botorch.models.model import Model as _BoTorchModel
+        from botorch.posteriors.ensemble import EnsemblePosterior
+        from botorch.posteriors.gpytorch import GPyTorchPosterior
+        from botorch.sampling.base import MCSampler
+        from botorch.sampling.get_sampler import GetSampler
+        from gpytorch.distributions import MultivariateNormal
 except ImportError as error:  # pragma: no cover
     raise ConfigurationError('vibayes.botorch needs BoTorch: pip install "vibayes[botorch]".') from error
 
@@ -60,7 +63,7 @@ class DrawSampler(MCSampler):
 
     def forward(self, posterior: Any) -> Tensor:
         """Samples `sample_shape x ... x q x m`."""
-        values = posterior.values.movedim(-3, 0)  # [S, ..., q, m]
+        values: Tensor = posterior.values.movedim(-3, 0)  # [S, ..., q, m]
         chosen = torch.arange(self.sample_shape.numel(), device=values.device) % len(values)
         return values[chosen].reshape(*self.sample_shape, *values.shape[1:])
 

@@ -1,4 +1,4 @@
-"""scikit-learn's own checks of the deep processes in their other task."""
+"""scikit-learn's own checks of the deep processes: the rest."""
 
 import pytest
 from common import check
@@ -6,6 +6,6 @@ from common import check
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the checks: deliberately odd data
 
 
-@pytest.mark.parametrize("name", ["DeepGPClassifier", "DeepWishartRegressor"])
+@pytest.mark.parametrize("name", ["DeepGPClassifier", "DeepWishartRegressor", "DeepWishartClassifier"])
 def test_passes_the_checks(name: str) -> None:
     check(name)

@@ -178,7 +178,8 @@ def ranking(
     order = np.argsort(centre if higher_is_better else -centre, kind="stable")  # best last, which is on top
     place = np.arange(len(centre))
     with style():
-        ax = axes_or_new(ax, size=(PANEL[0], 0.7 + 0.26 * len(centre)))
+        width = PANEL[0] + 0.06 * max(len(name) for name in names)  # long names leave the dots their room
+        ax = axes_or_new(ax, size=(width, 0.85 + 0.26 * len(centre)))
         colours = [COLOURS["blue"]] * (len(centre) - 1) + [COLOURS["vermilion"]]
         if bars is not None:
             ax.hlines(place, (centre - bars)[order], (centre + bars)[order], color=colours, linewidth=1.2)
@@ -187,5 +188,6 @@ def ranking(
         ax.set_ylim(-0.6, len(centre) - 0.4)
         ax.tick_params(axis="y", length=0)
         better = "higher is better" if higher_is_better else "lower is better"
-        label_axes(ax, title, f"{xlabel} ({better})" if xlabel else better, "", False)
+        ax.locator_params(axis="x", nbins=6)  # more numbers run into one another
+        label_axes(ax, title, f"{xlabel}\n({better})" if xlabel else better, "", False)
     return ax

@@ -203,7 +203,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """The whole predictive distribution: `.mean`, `.interval(0.9)`, `.epistemic`, `.sample(10)`, ..."""
         rows = self._rows(X)
         with self._seeded():
-            return self.model_.predict(rows, n_samples=self.n_draws)  # type: ignore[no-any-return, operator]
+            return self.model_.predict(rows, n_samples=self.n_draws)
 
     def log_prob(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log predictive density (probability, for classes) of each row's target, in nats: `[N]`."""

@@ -95,7 +95,10 @@ def test_defaults_of_the_contract() -> None:
     assert (predict["n_samples"].default, predict["batch_size"].default) == (100, None)
     assert inspect.signature(vb.fit).parameters["steps"].default is None
     local = inspect.signature(vb.LocalInducing.__init__).parameters
-    assert (local["n_inducing"].default, local["form"].default, local["inputs"].default) == (100, "whitened", None)
+    assert (local["n_inducing"].default, local["form"].default, local["inputs"].default) == (100, None, None)
+    gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(2))
+    vb.Model(gp, vb.Gaussian())
+    assert gp.posterior.form == "whitened"  # layers of weights know the other form only
     assert inspect.signature(vb.Gaussian.__init__).parameters["noise"].default == 1.0
 
 

@@ -84,6 +84,11 @@ class Problem:
 Builder = Callable[[Problem], TrainableModel]
 
 
+def _suits_all(problem: Problem) -> str:
+    """No reason against any problem."""
+    return ""
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of models.
@@ -109,7 +114,7 @@ class Family:
     share: float = 1.0
     lr: float = 0.01
     draws: int | None = None
-    refuses: Callable[[Problem], str] = field(default=lambda problem: "")
+    refuses: Callable[[Problem], str] = field(default=_suits_all)
     ranked: bool = True
     why_not: str = ""
     weight_decay: float = 0.0

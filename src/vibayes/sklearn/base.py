@@ -43,7 +43,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     Args:
         steps: training steps; chosen by the model and the data when None.
         lr: learning rate of Adam; it falls to a tenth for the last quarter of the steps.
-        batch_size: rows per training step; None: all of up to 1,000 rows, 500 of more.
+        batch_size: rows per training step; None: all of up to 1,000 rows, 500 of more (deep kernels: 50).
         n_samples: draws of the function per training step; when None 5, or 1 where nothing is sampled.
         n_draws: draws of the function in predictions.
         standardize: standardise inputs (and real targets) inside the model; results stay in their own units.

@@ -116,7 +116,7 @@ class _DKL(Estimator):
         n_features: int = 5,
         n_inducing: int = 100,
         steps: int | None = None,
-        lr: float = 1e-2,
+        lr: float = 1e-3,
         batch_size: int | None = None,
         n_samples: int | None = None,
         n_draws: int = 100,
@@ -159,7 +159,8 @@ class DKLRegressor(Regressor, _DKL):
     """Regression by deep kernel learning: a network's features, and a sparse Gaussian process on them.
 
     The network's weights are hyperparameters, of which there are many: `elbo_` rewards overfitting (thesis, chapter
-    "Deep kernel learning"). Choose between models by held-out `log_prob` instead.
+    "Deep kernel learning"). Choose between models by held-out `log_prob` instead. Small minibatches (50 rows by default)
+    and small steps hold the overfitting back; larger ones bring it back.
 
     Args:
         kernel: of the features; as for `GPRegressor`, by name.
@@ -183,7 +184,8 @@ class DKLClassifier(Classifier, _DKL):
     """Classification by deep kernel learning: a network's features, and sparse Gaussian processes on them.
 
     The network's weights are hyperparameters, of which there are many: `elbo_` rewards overfitting (thesis, chapter
-    "Deep kernel learning"). Choose between models by held-out `log_prob` instead.
+    "Deep kernel learning"). Choose between models by held-out `log_prob` instead. Small minibatches (50 rows by default)
+    and small steps hold the overfitting back; larger ones bring it back.
 
     Args:
         kernel: of the features; as for `GPRegressor`, by name.

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export VIBAYES_DATA ?= $(wildcard ../shared/data)
 
-.PHONY: demo test env check lint types format bench clean
+.PHONY: demo test env check lint types format docs bench clean
 
 demo: env
 	$(BIN)/vibayes demo
@@ -34,5 +34,8 @@ format: env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: env
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache demo-output
+	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache demo-output

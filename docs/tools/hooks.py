@@ -47,6 +47,8 @@ def _only_ours(text: str) -> str:
     kept = []
     for part in re.split(r"(?m)^(?=### )", text):
         lines = [line for line in part.splitlines() if not re.search(r"\| - \|[^|]*\| - \| - \| - \|$", line)]
-        if any(re.match(r"\| (?!---|dataset|model|depth|metric)", line) for line in lines) or not part.startswith("### "):
+        if any(re.match(r"\| (?!---|dataset|model|depth|metric)", line) for line in lines) or not part.startswith(
+            "### "
+        ):
             kept.append(re.sub(r"^### (.+)$", r"### `\1`", "\n".join(lines), flags=re.M))
-    return "\n\n".join(kept)
+    return "\n\n".join(kept).replace(" ± ", "\u00a0±\u00a0")  # a number stays on one line

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def blocks(text: str) -> list[Block]:
     """The Python blocks of a page that are to be run."""
     found: list[Block] = []
     matches = list(_BLOCK.finditer(text))
-    for match, following in zip(matches, [*matches[1:], None], strict=True):
+    for match, following in zip_longest(matches, matches[1:]):
         if match["kind"] != "python" or _NOT_RUN.search(text, 0, match.start()):
             continue
         output = None
@@ -113,13 +114,15 @@ class _Smaller(ast.NodeTransformer):
 def _untouched_defaults() -> Iterator[None]:
     import torch
 
-    dtype = torch.get_default_dtype()
+    dtype, warn_always = torch.get_default_dtype(), torch.is_warn_always_enabled()
     torch.set_default_dtype(torch.float32)  # as in a fresh interpreter
+    torch.set_warn_always(True)  # else a warning that another page caused before would not be seen here
     torch.manual_seed(0)
     try:
         yield
     finally:
         torch.set_default_dtype(dtype)
+        torch.set_warn_always(warn_always)
 
 
 def main() -> None:

@@ -26,9 +26,9 @@ pages = _load("pages")
 
 
 def _shape(text: str) -> list[str]:
-    """The lines of a text without its numbers and spaces, which differ after fewer steps."""
-    text = re.sub(r"[-+]?\b(\d[\d,]*\.?\d*(e[-+]?\d+)?|nan|inf)\b", "#", text)
-    return [re.sub(r"\s+", "", line) for line in re.sub(r"-(?=#)", "", text).strip().splitlines()]
+    """The lines of a text without its numbers, how many stand in a list, and spaces: what fewer steps change."""
+    text = re.sub(r"[-+]?\d[\d,]*\.?\d*(e[-+]?\d+)?|[-+]?\b(nan|inf)\b", "#", text)
+    return [re.sub(r"#(,?#)+", "#", re.sub(r"[ \t]+", "", line)) for line in text.strip().splitlines()]
 
 
 @pytest.mark.parametrize("name", pages.pages())

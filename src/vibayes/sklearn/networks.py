@@ -159,8 +159,8 @@ class DKLRegressor(Regressor, _DKL):
     """Regression by deep kernel learning: a network's features, and a sparse Gaussian process on them.
 
     The network's weights are hyperparameters, of which there are many: `elbo_` rewards overfitting (thesis, chapter
-    "Deep kernel learning"). Choose between models by held-out `log_prob` instead. Small minibatches (50 rows by default)
-    and small steps hold the overfitting back; larger ones bring it back.
+    "Deep kernel learning"). Choose between models by held-out `log_prob` instead. Small minibatches (by default
+    50 rows) and small steps hold the overfitting back.
 
     Args:
         kernel: of the features; as for `GPRegressor`, by name.
@@ -184,8 +184,8 @@ class DKLClassifier(Classifier, _DKL):
     """Classification by deep kernel learning: a network's features, and sparse Gaussian processes on them.
 
     The network's weights are hyperparameters, of which there are many: `elbo_` rewards overfitting (thesis, chapter
-    "Deep kernel learning"). Choose between models by held-out `log_prob` instead. Small minibatches (50 rows by default)
-    and small steps hold the overfitting back; larger ones bring it back.
+    "Deep kernel learning"). Choose between models by held-out `log_prob` instead. Small minibatches (by default
+    50 rows) and small steps hold the overfitting back.
 
     Args:
         kernel: of the features; as for `GPRegressor`, by name.

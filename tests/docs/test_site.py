@@ -1,0 +1,63 @@
+"""The site builds without warnings, and fetches nothing."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytest.importorskip("material")
+pytest.importorskip("mkdocstrings_handlers.python")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text(encoding="utf-8")):
+            assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", tag), f"{page}: {tag}"
+
+
+def test_the_reference_shows_functions_with_their_examples(site: Path) -> None:
+    for page in (site / "api").glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "doc-symbol-module" not in text, f"{page.name} shows a module in place of a function of the same name"
+        assert "<blockquote>" not in text, f"{page.name} shows a doctest as a quotation"
+    models = (site / "api" / "models.html").read_text(encoding="utf-8")
+    assert 'id="vibayes.Model.predict"' in models
+    assert re.search(r'<pre><span></span><code><span class="gp">&gt;&gt;&gt;', models)  # a session, highlighted
+
+
+def test_results_are_in_the_results_page(site: Path) -> None:
+    text = (site / "results.html").read_text(encoding="utf-8")
+    assert "<!-- tables -->" not in text
+    for folder in (ROOT / "results").iterdir():
+        if folder.is_dir() and not folder.name.startswith("."):
+            assert f"vibayes bench table {folder.name}" in text
+
+
+def test_examples_of_docstrings_are_fenced() -> None:
+    found = importlib.util.spec_from_file_location("docs_doctests", ROOT / "docs" / "tools" / "doctests.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    text = "What.\n\n>>> f(1)\n2\n\nMore.\n\n>>> g()\n... x\n3\n\nExample:\n    >>> h()\n    4\n"
+    expected = "What.\n\n```pycon\n>>> f(1)\n2\n```\n\nMore.\n\n```pycon\n>>> g()\n... x\n3\n```\n\n"
+    expected += "Example:\n    ```pycon\n    >>> h()\n    4\n    ```\n"
+    assert module.fenced(text) == expected

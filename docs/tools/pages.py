@@ -7,6 +7,8 @@ The blocks of a page run one after the other in one namespace, in a folder of th
 `text` block that follows them, and the pictures they save go to `docs/images`: nothing of either is typed or drawn by
 hand. With `fast=True`, which the tests use, numbers such as `steps=2000` are cut down to those of `FAST`.
 
+Set `VIBAYES_DATA` to the data files first: the pages as committed show MNIST.
+
 A block after the comment `<!-- not run: reason -->` is left alone.
 """
 
@@ -14,7 +16,6 @@ import argparse
 import ast
 import contextlib
 import io
-import os
 import re
 import tempfile
 import time
@@ -129,7 +130,6 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", help="such as tutorials/images; all when none is given")
-    os.environ.setdefault("VIBAYES_DATA", str(DOCS.parents[1] / "shared" / "data"))
     for name in parser.parse_args().pages or pages():
         start = time.perf_counter()
         update(name)

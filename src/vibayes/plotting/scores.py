@@ -105,7 +105,7 @@ def calibration_curve(
         ax.vlines(confidence, confidence, accuracy, color=COLOURS["vermilion"], linewidth=1, alpha=0.7)
         ax.plot(confidence, accuracy, color=COLOURS["blue"], linewidth=1)
         ax.scatter(confidence, accuracy, s=8 + 120 * share, color=COLOURS["blue"], linewidths=0, zorder=3)
-        ax.text(0.04, 0.96, f"ECE {error:.3f}", transform=ax.transAxes, va="top", fontsize=9)
+        ax.text(0.96, 0.04, f"ECE {error:.3f}", transform=ax.transAxes, ha="right", fontsize=9)
         unit_square(ax)
         label_axes(ax, title, "confidence", "accuracy", False)
     return ax

@@ -184,7 +184,7 @@ def _other_options(experiment: Experiment, units: Sequence[Unit], out: Path) -> 
 def report(names: Sequence[str] | None, *, out: Path = DEFAULT_OUT, file: Path = Path("report.html")) -> Path:
     """Write the report on all experiments that have results, or on those named."""
     if not out.is_dir():
-        raise ConfigurationError(f"There is no folder of results {out}; run an experiment first, or give --out.")
+        raise ConfigurationError(f"There is no folder of results {out}; run an experiment first, or give --results.")
     chosen = [catalogue.get(name) for name in names] if names else list(catalogue.EXPERIMENTS.values())
     sections = []
     for experiment in chosen:
@@ -197,7 +197,10 @@ def report(names: Sequence[str] | None, *, out: Path = DEFAULT_OUT, file: Path =
         tables = compare_figures(experiment, out) if experiment.script else compare(experiment, units, out)
         sections.append(Section(experiment, units, tables, out, figures))
     if not sections:
-        raise ConfigurationError(f"There are no results in {out}; run an experiment first, or give --out.")
+        raise ConfigurationError(
+            f"There are no results in {out} of runs with the experiments' own options (runs with others, such as "
+            "--steps, are not in the report). Run an experiment first, or give --results."
+        )
     try:
         write_file(file, page(sections, out.resolve()))
     except OSError as error:

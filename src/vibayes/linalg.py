@@ -282,7 +282,7 @@ class _ConditionalRows(torch.autograd.Function):
         A = inverse @ Kit  # [M, N]
         # Under a vmap that only `v` takes part in, both outputs must: the gradient of one that does not arrives summed
         # over the vmap, and would be counted once for each of its elements.
-        return A.mT @ v, torch.linalg.vecdot(A, A, dim=-2) + 0.0 * v[0, 0], A
+        return A.mT @ v, torch.linalg.vecdot(A, A, dim=-2) + 0.0 * v.sum(), A
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:

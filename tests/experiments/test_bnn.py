@@ -120,7 +120,7 @@ def test_the_toy_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> N
     found = bnn_toy.run(tmp_path, figures=["toy", "toy_points"], seed=0)
     assert set(found["figures"]) == {"toy", "toy_points"}
     assert (tmp_path / "toy.png").stat().st_size > 10_000
-    rows = [number["row"] for number in found["figures"]["toy"]["numbers"] if number["row"]]
+    rows = [number["row"] for number in found["figures"]["toy"]["numbers"] if number.get("row")]
     printed = reference.load_table("tab_gi_comp_uncertainty")
     assert len(rows) == len(printed) == 12
     for row in rows:

@@ -203,13 +203,13 @@ class FeatureKernel(Kernel):
 
     def __init__(self, features: GaussianBumps, variance: float) -> None:
         super().__init__(2)
-        self.features, self.variance = features, variance
+        self.basis, self.variance = features, variance
 
     def _matrix(self, x: Tensor, z: Tensor | None) -> Tensor:
-        return self.variance * self.features(x) @ self.features(x if z is None else z).mT
+        return self.variance * self.basis(x) @ self.basis(x if z is None else z).mT
 
     def _diag(self, x: Tensor) -> Tensor:
-        return self.variance * self.features(x).square().sum(-1)
+        return self.variance * self.basis(x).square().sum(-1)
 
 
 def regression(posterior: str, p: int = 1) -> LinearRegression:

@@ -165,3 +165,9 @@ def test_white_sees_rows_and_not_locations() -> None:
 def test_printing() -> None:
     assert "Positive(0.3)" in repr(SquaredExponential(2, lengthscale=0.3))
     assert "dimensions=[1]" in repr(ActiveDimensions(LinearKernel(1), [1], 2))
+
+
+def test_a_kernel_cannot_hide_a_method() -> None:
+    kernel = kernels.SquaredExponential(1)
+    with pytest.raises(ConfigurationError, match="cannot have an attribute 'features'"):
+        kernel.features = torch.nn.Linear(1, 1)  # type: ignore[assignment]

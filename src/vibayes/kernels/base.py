@@ -62,6 +62,15 @@ class Kernel(nn.Module, ABC):
             raise ConfigurationError(f"in_features must be a positive whole number, got {in_features!r}.")
         self.in_features = in_features
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse to hide a method: a kernel with an attribute `features` would silently be another one."""
+        if not name.startswith("_") and callable(vars(Kernel).get(name)):
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot have an attribute {name!r}: every kernel has a method of that name. "
+                "Choose another name."
+            )
+        super().__setattr__(name, value)
+
     @abstractmethod
     def _matrix(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None) -> Float[Tensor, "n m"]:
         """The covariance matrix; `z` is None for the symmetric matrix of `x` with itself."""

@@ -3,7 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ class Kernel(nn.Module, ABC):
             raise ConfigurationError(f"in_features must be a positive whole number, got {in_features!r}.")
         self.in_features = in_features
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to hide a method: a kernel with an attribute `features` would silently be another one."""
         if not name.startswith("_") and callable(vars(Kernel).get(name)):
             raise ConfigurationError(

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vibayes.data import as_tensor
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.likelihoods.discrete_mixtures import (
     BernoulliMixture,
@@ -212,7 +213,7 @@ class Prediction:
     def log_prob(self, y: Tensor) -> Float[Tensor, " n"]:
         """Log predictive density (or probability) of each row, jointly over its targets, in user units."""
         n_targets = self.mixture.n_targets
-        y = self.mixture.check_targets(torch.as_tensor(y, device=self.mixture.device), n_targets)
+        y = self.mixture.check_targets(as_tensor(y, "y", device=self.mixture.device), n_targets)
         if len(y) != len(self):
             raise ShapeError(f"Expected targets of {len(self)} rows, got {len(y)}.")
         if self.kind != "classes":

@@ -271,7 +271,7 @@ def test_classification(n_classes: int, tmp_path: Path) -> None:
     assert found.winner.score("accuracy") > 0.9
     rows = pd.read_csv(files["predictions"])
     probabilities = rows[[f"P(class {i})" for i in range(n_classes)]]
-    np.testing.assert_allclose(probabilities.sum(1), 1.0, atol=1e-6)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, atol=1e-6)
     assert (rows["predicted"] == data.table.frame["label"]).mean() > 0.9
     page = files["report"].read_text()
     assert "true \\ predicted" in page

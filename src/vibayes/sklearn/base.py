@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from vibayes.data import as_tensor
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.likelihoods import Likelihood
 from vibayes.prediction import Prediction
@@ -136,7 +137,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         likelihood, outputs = self._likelihood(targets)
         with _default_dtype(_DTYPES[self.dtype]), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            task = Task(torch.from_numpy(X), outputs, likelihood, self._scaling(likelihood))
+            task = Task(as_tensor(X, "X"), outputs, likelihood, self._scaling(likelihood))
             plan = self._plan(task)
         return plan.model, self._options(plan, len(X))
 
@@ -208,7 +209,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def log_prob(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log predictive density (probability, for classes) of each row's target, in nats: `[N]`."""
         prediction = self.predict_distribution(X)
-        targets = torch.from_numpy(np.asarray(self._known(y))).to(self.model_.device)
+        targets = as_tensor(self._known(y), "y", device=self.model_.device)
         found: NDArray[np.float64] = _numpy(prediction.log_prob(targets))
         return found
 

@@ -51,11 +51,13 @@ def _leaf(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Factor and inverse of a batch `[b, n, n]` of small matrices."""
     if K.is_cuda and factorization_cuda.available():
         return factorization_cuda.factorize(K)
-    L, info = torch.linalg.cholesky_ex(K.double())
-    L = torch.where((info == 0)[:, None, None], L, math.nan)
-    eye = torch.eye(K.shape[-1], dtype=L.dtype, device=L.device)
-    inverse = torch.linalg.solve_triangular(L, eye, upper=False)
-    return L.to(K.dtype).contiguous(), inverse.to(K.dtype).contiguous(), info  # LAPACK's are column by column
+    # LAPACK works column by column: what it writes as an upper factor is our lower one, row by row, without a copy
+    U, info = torch.linalg.cholesky_ex(K.double().mT, upper=True)
+    if K.is_cuda or bool(info.any()):  # looking costs nothing on a CPU, where the result is there already
+        U = torch.where((info == 0)[:, None, None], U, math.nan)
+    eye = torch.eye(K.shape[-1], dtype=U.dtype, device=U.device)
+    inverse = torch.linalg.solve_triangular(U, eye, upper=True, left=False)  # so that L L^-1 is I to rounding
+    return U.mT.to(K.dtype).contiguous(), inverse.mT.to(K.dtype).contiguous(), info
 
 
 def _blocked(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -31,8 +31,9 @@ def kernel_matrix(n: int, jitter: float = 1e-6) -> Tensor:
 @pytest.mark.parametrize("n", [1, 7, 16, 17, 100, 128, 129, 300])
 def test_factor_and_inverse(n: int, device: str) -> None:
     K = spd(n, 3, device=device)
-    L, inverse, info = factorize(K)
+    L, inverse, log_det, info = factorize(K)
     assert info.tolist() == [0, 0, 0]
+    torch.testing.assert_close(log_det, torch.logdet(K))
     eye = torch.eye(n, device=device)
     torch.testing.assert_close(L, torch.linalg.cholesky(K))
     torch.testing.assert_close(inverse @ L, eye.expand_as(K))
@@ -52,7 +53,8 @@ def test_only_the_lower_triangle_is_read(device: str) -> None:
 def test_a_failure_is_reported_and_spares_the_others(n: int, value: float, device: str) -> None:
     K = spd(n, 3, device=device)
     K[1, n - 2, n - 2] = value
-    L, inverse, info = factorize(K)
+    L, inverse, log_det, info = factorize(K)
+    assert torch.isnan(log_det).tolist() == [False, True, False]
     assert (info != 0).tolist() == [False, True, False]
     assert torch.isnan(L[1]).all()
     assert torch.isnan(inverse[1]).all()
@@ -64,7 +66,7 @@ def test_a_failure_is_reported_and_spares_the_others(n: int, value: float, devic
 def test_float32_loses_nothing_inside(n: int, device: str) -> None:
     """A float32 matrix is factorized in float64: only its own rounding and that of the result remain."""
     K = kernel_matrix(n, 1e-4).float().to(device)
-    L, inverse, info = factorize(K)
+    L, inverse, _, info = factorize(K)
     exact = torch.linalg.cholesky(K.double())
     assert L.dtype == torch.float32
     assert int(info) == 0
@@ -79,7 +81,7 @@ def test_float32_loses_nothing_inside(n: int, device: str) -> None:
 def test_products_with_the_inverse_err_no_more_than_solves(device: str) -> None:
     K = kernel_matrix(100).to(device)
     B = torch.randn(100, 20, device=device)
-    L, inverse, _ = factorize(K)
+    L, inverse, _, _ = factorize(K)
     residual = (L @ (inverse @ B) - B).norm()
     assert residual < 10 * (L @ linalg.solve_lower(L, B) - B).norm() + 1e-12 * B.norm()
 
@@ -89,18 +91,20 @@ def test_gradients(n: int) -> None:
     base, W, V = spd(n, 2).requires_grad_(), torch.randn(2, n, n), torch.randn(2, n, n)
 
     def ours(base: Tensor) -> Tensor:
-        L, inverse, _ = factorize(0.5 * (base + base.mT))
-        return (W * L).sum() + (V * inverse).sin().sum()
+        L, inverse, log_det, _ = factorize(0.5 * (base + base.mT))
+        return (W * L).sum() + (V * inverse).sin().sum() + log_det.square().sum()
 
     def plain(base: Tensor) -> Tensor:
         L = torch.linalg.cholesky(0.5 * (base + base.mT))
-        return (W * L).sum() + (V * torch.linalg.solve_triangular(L, torch.eye(n), upper=False)).sin().sum()
+        inverse = torch.linalg.solve_triangular(L, torch.eye(n), upper=False)
+        return (W * L).sum() + (V * inverse).sin().sum() + torch.logdet(base).square().sum()
 
     torch.testing.assert_close(*(torch.autograd.grad(f(base), base)[0] for f in (ours, plain)))
     if n < 10:
         assert torch.autograd.gradcheck(ours, base)
         assert torch.autograd.gradgradcheck(ours, base)
-        assert torch.autograd.gradcheck(lambda K: factorize(0.5 * (K + K.mT))[0], base)
+        for output in range(3):  # each alone
+            assert torch.autograd.gradcheck(lambda K, output=output: factorize(0.5 * (K + K.mT))[output], base)
 
 
 def test_under_nested_vmap() -> None:
@@ -123,7 +127,7 @@ def test_the_operator_is_registered_soundly() -> None:
 
 
 def test_nothing_to_factorize() -> None:
-    assert [t.shape for t in factorize(torch.zeros(3, 0, 0))] == [(3, 0, 0), (3, 0, 0), (3,)]
+    assert [t.shape for t in factorize(torch.zeros(3, 0, 0))] == [(3, 0, 0), (3, 0, 0), (3,), (3,)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -140,8 +140,9 @@ class Draw:
     ) -> Tensor:
         """Draw data rows `N(mean, variance)` and put the inducing rows, if any, in front.
 
-        `variance` is `[N, P]`; in a joint draw `covariance` `[P, N, N]` is used instead. The rows of the network's
-        output are left at their mean when their moments will be integrated by the likelihood.
+        `variance` is `[N, P]`, or `[N, 1]` where the outputs share it; in a joint draw `covariance` `[P, N, N]` is used
+        instead. The rows of the network's output are left at their mean when their moments will be integrated by the
+        likelihood.
         """
         if self.marginal and site == self.output_layer:
             drawn = mean
@@ -150,9 +151,10 @@ class Draw:
             noise = self.randn(f"{site}.rows", *mean.shape, like=mean)
             drawn = mean + torch.einsum("pnm,mp->np", root.expand(mean.shape[1], -1, -1), noise)
         else:
-            drawn = mean + variance.sqrt() * self.randn(f"{site}.rows", *mean.shape, like=mean)
+            drawn = torch.addcmul(mean, variance.sqrt(), self.randn(f"{site}.rows", *mean.shape, like=mean))
         rows = drawn if inducing is None else torch.cat([inducing, drawn])
         if self.marginal:
+            variance = variance.expand_as(mean)
             if inducing is None and self.n_inducing:  # they went through like data, and are no part of the output
                 n = self.n_inducing
                 mean, variance = mean[n:], variance[n:]

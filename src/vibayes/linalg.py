@@ -17,6 +17,7 @@ from vibayes.factorization import factorize
 __all__ = [
     "Factor",
     "add_jitter",
+    "add_to_diagonal",
     "cholesky",
     "conditional_moments",
     "conditional_rows",
@@ -53,8 +54,39 @@ def default_jitter(dtype: torch.dtype) -> float:
 def add_jitter(K: Float[Tensor, "*batch n n"], jitter: float | Float[Tensor, ""]) -> Float[Tensor, "*batch n n"]:
     """`K + jitter * mean(diag K) * I`."""
     diagonal = K.diagonal(dim1=-2, dim2=-1)
+    return add_to_diagonal(K, jitter * diagonal.mean(-1, keepdim=True))
+
+
+def add_to_diagonal(
+    K: Float[Tensor, "*batch n n"], values: Float[Tensor, "*batch n"] | Float[Tensor, "*batch 1"]
+) -> Float[Tensor, "*batch n n"]:
+    """`K + diag(values)`.
+
+    >>> add_to_diagonal(torch.zeros(2, 2), torch.tensor([1.0, 2.0])).tolist()
+    [[1.0, 0.0], [0.0, 2.0]]
+    """
     eye = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
-    return K + (jitter * diagonal.mean(-1))[..., None, None] * eye
+    added: Tensor = _AddToDiagonal.apply(K, values, eye)  # type: ignore[no-untyped-call]
+    return added
+
+
+class _AddToDiagonal(torch.autograd.Function):
+    """One pass over the matrix forwards, and one over its diagonal backwards."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(K: Tensor, values: Tensor, eye: Tensor) -> Tensor:
+        return torch.addcmul(K, values[..., None], eye)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.one = inputs[1].shape[-1] == 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+        diagonal = g.diagonal(dim1=-2, dim2=-1)
+        return g, diagonal.sum(-1, keepdim=True) if ctx.one else diagonal, None
 
 
 def cholesky(
@@ -80,10 +112,12 @@ class Factor(NamedTuple):
     Attributes:
         lower: `L` with `L L^T = K`.
         inverse: `L^-1`, or None.
+        known_log_det: `log |K|`, where the factorization gave it.
     """
 
     lower: Tensor
     inverse: Tensor | None = None
+    known_log_det: Tensor | None = None
 
     def solve(self, B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
         """`L^-1 B`."""
@@ -96,7 +130,7 @@ class Factor(NamedTuple):
     @property
     def log_det(self) -> Float[Tensor, "*batch"]:
         """`log |K|`."""
-        return logdet_factor(self.lower)
+        return logdet_factor(self.lower) if self.known_log_det is None else self.known_log_det
 
 
 def factor(K: Float[Tensor, "*batch n n"], jitter: float | Float[Tensor, ""] = 0.0) -> tuple[Factor, Tensor]:
@@ -113,8 +147,8 @@ def factor(K: Float[Tensor, "*batch n n"], jitter: float | Float[Tensor, ""] = 0
         return Factor(L), info
     if not (isinstance(jitter, float) and jitter == 0.0):
         K = add_jitter(K, jitter)
-    L, inverse, info = factorize(K)
-    return Factor(L, inverse), info
+    L, inverse, log_det, info = factorize(K)
+    return Factor(L, inverse, log_det), info
 
 
 def semidefinite_factor(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
@@ -209,7 +243,7 @@ def conditional_moments(
         R: the square root of their covariance, one per output or one for all.
     """
     result: tuple[Tensor, ...] = _ConditionalMoments.apply(  # type: ignore[no-untyped-call]
-        Kii, *factor, Kit, mean, R
+        Kii, factor.lower, factor.inverse, Kit, mean, R
     )
     return result[0], result[1]
 
@@ -282,18 +316,22 @@ class _ConditionalRows(torch.autograd.Function):
         A = inverse @ Kit  # [M, N]
         # Under a vmap that only `v` takes part in, both outputs must: the gradient of one that does not arrives summed
         # over the vmap, and would be counted once for each of its elements.
-        return A.mT @ v, torch.linalg.vecdot(A, A, dim=-2) + 0.0 * v.sum(), A
+        return A.mT @ v, torch.linalg.vector_norm(A, dim=-2).square() + 0.0 * v.sum(), A
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)  # the one of A would be an M x N matrix of zeros
         ctx.save_for_backward(*inputs, output[2])
 
     @staticmethod
-    def backward(ctx: Any, g_mean: Tensor, g_loss: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, g_mean: Tensor | None, g_loss: Tensor | None, _: Tensor | None) -> tuple[Tensor, ...]:
         inverse, Kit, v, A = ctx.saved_tensors
         if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
             A = inverse @ Kit
+        # outputs that nothing was made of bring no gradient
+        g_mean = A.new_zeros(A.shape[-1], v.shape[-1]) if g_mean is None else g_mean
+        g_loss = A.new_zeros(A.shape[-1]) if g_loss is None else g_loss
         d_A = torch.addcmul(v @ g_mean.mT, A, 2.0 * g_loss[None, :])  # [M, N]
         return d_A @ Kit.mT, inverse.mT @ d_A, A @ g_mean
 

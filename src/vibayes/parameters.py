@@ -107,10 +107,10 @@ class Real(Hyperparameter):
 
 
 class Positive(Hyperparameter):
-    r"""A positive hyperparameter, `value = exp(scale * raw)`.
+    r"""A positive hyperparameter, `value = least + exp(scale * raw)`.
 
     `scale` multiplies the effective learning rate of the logarithm under Adam (thesis, appendix "Parameter
-    scaling for Adam").
+    scaling for Adam"). `least` is a known part that is not learned, such as the variance of rounding in a noise.
 
     >>> noise = Positive(0.1, scale=10.0)
     >>> round(noise.value.item(), 6)
@@ -119,6 +119,8 @@ class Positive(Hyperparameter):
     False
     """
 
+    least: float = 0.0  # of the class, so that saved models that know of none have it
+
     def __init__(
         self,
         value: float | Tensor,
@@ -126,24 +128,38 @@ class Positive(Hyperparameter):
         learn: bool = True,
         prior: Distribution | None = None,
         scale: float = 1.0,
+        least: float = 0.0,
     ) -> None:
         if not (math.isfinite(scale) and scale > 0):
             raise ConfigurationError(f"scale must be a positive number, got {scale}.")
+        if not (math.isfinite(least) and least >= 0):
+            raise ConfigurationError(f"least must be zero or a positive number, got {least}.")
         self.scale = scale
+        if least:
+            self.least = least
         super().__init__(value, learn=learn, prior=prior)
 
     def to_raw(self, value: Tensor) -> Tensor:
-        """The scaled logarithm."""
-        if not bool((value > 0).all()):
-            raise ConfigurationError(f"This hyperparameter must be positive, got {value.tolist()}.")
-        return value.log() / self.scale
+        """The scaled logarithm of what lies above `least`."""
+        if not bool((value > self.least).all()):
+            bound = f"larger than {self.least}" if self.least else "positive"
+            raise ConfigurationError(f"This hyperparameter must be {bound}, got {value.tolist()}.")
+        return (value - self.least).log() / self.scale
 
     def from_raw(self, raw: Tensor) -> Tensor:
         """The positive value."""
-        return (self.scale * raw).exp() if self.scale != 1.0 else raw.exp()
+        above = (self.scale * raw).exp() if self.scale != 1.0 else raw.exp()
+        return above + self.least if self.least else above
+
+    @property
+    def log(self) -> Tensor:
+        """The logarithm of the value."""
+        if self.least:
+            return self.value.log()
+        return self.scale * self.raw if self.scale != 1.0 else self.raw
 
     def log_jacobian(self, raw: Tensor) -> Tensor:
-        """The derivative of `exp(scale * raw)` is `scale * value`."""
+        """The derivative is `scale * exp(scale * raw)`."""
         return (self.scale * raw + math.log(self.scale)).sum()
 
 

@@ -339,7 +339,10 @@ def test_refused_questions(regression: Data) -> None:
 
 
 def test_time_is_shared(regression: Data) -> None:
-    """Each family gets its share of what is left; a family that takes less leaves more to the others."""
+    """Each family gets its share of what is left; one that takes less leaves more to the others.
+
+    Exact GPs end by themselves, so they may take three times as long.
+    """
 
     class Listening(Silent):
         given: dict[str, float] = {}  # noqa: RUF012
@@ -350,5 +353,5 @@ def test_time_is_shared(regression: Data) -> None:
     heard = Listening()
     compare(regression, minutes=2.0, seeds=1, steps=1, families=["gp", "gp-matern", "deep-gp"], display=heard)
     total = module.FOR_TRAINING * 120
-    assert heard.given["gp"] == pytest.approx(total * 2.0 / 5.5, rel=0.02)
+    assert heard.given["gp"] == pytest.approx(total * 6.0 / (6.0 + 4.5 + 2.0), rel=0.02)
     assert heard.given["deep-gp"] > 0.8 * total

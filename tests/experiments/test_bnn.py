@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vibayes.errors import ConfigurationError
-from vibayes.experiments import bnn_linear, bnn_toy, reference
+from vibayes.experiments import bnn_linear, bnn_toy, cubic_hmc, reference
 from vibayes.experiments.bnn_models import FAMILIES, bnn_network
 from vibayes.experiments.catalogue import get
 from vibayes.experiments.choosing import train_best
@@ -117,9 +117,13 @@ def test_the_toy_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> N
     bnn_toy._trained.cache_clear()
     for name, value in {"STEPS": 3, "N_SEEDS": 2, "N_INDUCING": 4, "POINTS": (2, 10, 40), "N_DRAWS": 8}.items():
         monkeypatch.setattr(bnn_toy, name, value)
+    G = len(cubic_hmc.cubic().grid)
+    sampled = cubic_hmc.Reference(torch.zeros(G), torch.ones(G), torch.zeros(5, G), 1.0, 1.0, 9.0, 9.0, 0, 1.0, 1.0)
+    monkeypatch.setattr(cubic_hmc, "reference", lambda seed: sampled)
     found = bnn_toy.run(tmp_path, figures=["toy", "toy_points"], seed=0)
     assert set(found["figures"]) == {"toy", "toy_points"}
     assert (tmp_path / "toy.png").stat().st_size > 10_000
+    assert bnn_toy._distance((torch.full((G,), 3.0), torch.full((G,), 5.0)), sampled) == pytest.approx(5.0)
     rows = [number["row"] for number in found["figures"]["toy"]["numbers"] if number.get("row")]
     printed = reference.load_table("tab_gi_comp_uncertainty")
     assert len(rows) == len(printed) == 12

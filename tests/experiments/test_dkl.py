@@ -11,7 +11,7 @@ from torch import nn
 
 import vibayes as vb
 from vibayes.datasets import Split
-from vibayes.experiments import catalogue, dkl_images, dkl_mnist, dkl_toy
+from vibayes.experiments import catalogue, dkl_images, dkl_mnist, dkl_toy, dkl_toy_figures
 from vibayes.experiments.dkl_models import FULL_BATCH_STEPS, feature_network
 from vibayes.experiments.dkl_pipeline import Pipeline, Stage, measure
 from vibayes.experiments.experiment import Unit
@@ -83,11 +83,17 @@ def test_the_toy_figures(tmp_path: Path) -> None:
     numbers = {n.name: n.ours for n in result.numbers}
     assert numbers["LML, SE"] == pytest.approx(-89.309, abs=2e-3)
     assert numbers["LML, DKL, seed 0"] != numbers["LML, DKL, seed 1"]
-    assert len(result.figure.axes) == 6
+    assert len(dkl_toy_figures.toy_problem(result.arrays).axes) == 6
     small = dkl_toy.app_toy(0, steps=15, slow_steps=15, seeds=1)
     numbers = {n.name: n.ours for n in small.numbers}
     assert numbers["LML, SE, 20 points"] == pytest.approx(-17.40, abs=0.01)
-    assert len(dkl_toy.toy_problem_corr(0, steps=15).statements) == 2
+    assert len(dkl_toy_figures.app_toy(small.arrays).axes) == 9
+    correlations = dkl_toy.toy_problem_corr(0, steps=15)
+    assert len(dkl_toy_figures.toy_problem_corr(correlations.arrays).axes) == 2
+    # correlations of the SE kernel by hand, at its own reference inputs
+    grid, rho = correlations.arrays["grid"][:, 0], correlations.arrays["SE: rho"]
+    for x, row in zip(dkl_toy_figures.REFERENCES, rho, strict=True):
+        assert float(row[(grid - x).abs().argmin()]) == pytest.approx(1.0)
 
 
 # -- stages ---------------------------------------------------------------------------------------------------------

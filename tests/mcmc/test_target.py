@@ -1,5 +1,6 @@
 """The log joint density of models: likelihood, priors and the space they live in; predictions of chains."""
 
+import functools
 import math
 
 import pytest
@@ -227,3 +228,24 @@ def test_only_predictions_of_the_same_rows_mix() -> None:
         vb.Prediction.mixture_of([a.predict(X), b.predict(X[:3])])
     with pytest.raises(ConfigurationError, match="at least one"):
         vb.Prediction.mixture_of([])
+
+
+def test_a_compiled_density_is_the_density(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced and differentiated as for compilation, without waiting for the C++ compiler."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr("vibayes.mcmc.target.can_compile", lambda: True)
+    features = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 2))
+    gp = vb.ExactGP(vb.DeepKernel(features, vb.SquaredExponential(2, ard=True)), vb.Gaussian(0.1))
+    priors = {"kernel.network.*": Normal(0.0, 1.0), "*": LogNormal(0.0, 1.0)}
+    for target in (ModelTarget(gp, (X, Y), priors), ModelTarget(network(learn=False), (X, Y))):
+        theta = target.sample_prior(3, torch.Generator().manual_seed(0))
+        eager = target.evaluate(theta)
+        target.compile()
+        for ours, theirs in zip(target.evaluate(theta), eager, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"needs a C\+\+ compiler"):
+        vb.sample_posterior(regression(), (X, Y), n_samples=4, n_warmup=2, compile=True, progress=False)

@@ -96,6 +96,13 @@ def run(
 
 
 @bench.command()
+def draw(name: Name, out: Out = commands.DEFAULT_OUT) -> None:
+    """Draw figures from the arrays of an earlier run, without computing again."""
+    for picture in commands.draw(name, out=out):
+        print(picture)
+
+
+@bench.command()
 def table(
     name: Name,
     out: Out = commands.DEFAULT_OUT,

@@ -33,14 +33,17 @@ def draw_figures(console: Console, name: str, out: Path, figures: Sequence[str] 
     """Run an experiment that draws figures and print every figure's numbers as they come."""
     experiment = get(name)
 
+    shown: dict[str, dict[str, Any]] = {}  # the result file may hold figures of earlier runs too
+
     def report(figure: str, entry: dict[str, Any]) -> None:
+        shown[figure] = entry
         _show(console, figure, entry, out / experiment.name)
 
     with console.status(f"running {escape(experiment.name)}"):
         found = run_figures(experiment, out, figures=figures, seed=seed, report=report)
-    made = [figure for figure, entry in found["figures"].items() if not entry["skipped"]]
-    skipped = [figure for figure in found["figures"] if figure not in made]
-    console.print(f"{len(made)} of {len(found['figures'])} figures in {found['seconds']:.1f} s.", highlight=False)
+    made = [figure for figure, entry in shown.items() if not entry["skipped"]]
+    skipped = [figure for figure in shown if figure not in made]
+    console.print(f"{len(made)} of {len(shown)} figures in {found['seconds']:.1f} s.", highlight=False)
     if skipped:
         console.print(f"[yellow]Skipped for want of data: {', '.join(skipped)}.[/]")
     console.print(f"Numbers: {escape(found['file'])}", soft_wrap=True, highlight=False)
@@ -66,4 +69,5 @@ def _show(console: Console, figure: str, entry: dict[str, Any], out: Path) -> No
     for statement in entry["statements"]:
         mark = "[green]✓[/]" if statement["holds"] else "[red]does not hold:[/]"
         console.print(f"  {mark} {escape(statement['text'])}", highlight=False)
-    console.print(f"  {escape(str(out / entry['file']))}\n", soft_wrap=True, highlight=False)
+    picture = str(out / entry["file"]) if entry["file"] else "not drawn: matplotlib is missing (vibayes bench draw)"
+    console.print(f"  {escape(picture)}\n", soft_wrap=True, highlight=False)

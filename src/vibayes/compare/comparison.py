@@ -1,115 +1,29 @@
-"""The comparison: hold out rows, train the families that suit the table, rank them."""
+"""The comparison: train the families that suit the table, rank them."""
 
+import copy
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from vibayes.compare.data import MAX_TEST_ROWS, Data
+from vibayes.compare.display import Display, Silent
 from vibayes.compare.families import Family, Problem, choose
 from vibayes.compare.ranking import Difference, Result, rank
 from vibayes.compare.scores import bound, log_likelihoods, scores
 from vibayes.compare.training import Trained, train
+from vibayes.conjugate.base import ConjugateModel
 from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError, VibayesError
-from vibayes.tables import Encoder, Table, Target
-from vibayes.tables.columns import count
-from vibayes.tables.targets import learn_target
 from vibayes.trainable import TrainableModel
 
-__all__ = ["Comparison", "Data", "Display", "Validation", "compare", "prepare"]
+__all__ = ["Comparison", "Validation", "compare"]
 
 DEFAULT_BUDGET = 5.0  # minutes
-MIN_ROWS = 10
-MAX_TEST_ROWS = 10_000
 # The part of the budget that training may take; the rest is for measuring and for the report.
 FOR_TRAINING = 0.85
-
-
-class Display(Protocol):
-    """Hears what a comparison does while it does it."""
-
-    def begin(self, families: Sequence[Family], seconds: float) -> None:
-        """The families that will be trained and the time there is."""
-
-    def family(self, family: Family, seconds: float) -> None:
-        """A family begins, with about so many seconds."""
-
-    def progress(self, fraction: float, bound: float) -> None:
-        """How far the family is, and its bound in nats per row so far."""
-
-    def result(self, result: Result) -> None:
-        """A family is trained and measured."""
-
-    def failed(self, family: Family, reason: str) -> None:
-        """A family could not be trained."""
-
-    def say(self, text: str) -> None:
-        """Something worth knowing."""
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def begin(self, families: Sequence[Family], seconds: float) -> None:
-        """Nothing."""
-
-    def family(self, family: Family, seconds: float) -> None:
-        """Nothing."""
-
-    def progress(self, fraction: float, bound: float) -> None:
-        """Nothing."""
-
-    def result(self, result: Result) -> None:
-        """Nothing."""
-
-    def failed(self, family: Family, reason: str) -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-
-@dataclass
-class Data:
-    """A table ready for models.
-
-    Attributes:
-        table: the table.
-        encoder: how inputs become numbers; learned from rows that train, and nothing else.
-        target: what is predicted.
-        x: `[rows, D]`, every row of the table.
-        y: the targets of all rows; rows without a target hold zeros.
-        known: which rows have a target.
-        train: numbers of the rows that train.
-        test: numbers of the held-out rows.
-        notes: what was decided, in sentences.
-    """
-
-    table: Table
-    encoder: Encoder
-    target: Target
-    x: Tensor
-    y: Tensor
-    known: NDArray[np.bool_]
-    train: NDArray[np.int64]
-    test: NDArray[np.int64]
-    notes: list[str] = field(default_factory=list)
-
-    def part(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some rows."""
-        chosen = torch.as_tensor(rows)
-        return self.x[chosen], self.y[chosen]
-
-    def problem(self, rows: NDArray[np.int64], minutes: float = math.inf) -> Problem:
-        """What models learn from some rows."""
-        x, y = self.part(rows)
-        return Problem(x, y, self.target.kind, self.target.width, minutes)
 
 
 @dataclass(frozen=True)
@@ -120,7 +34,7 @@ class Validation:
         family: the challenger.
         rows: how many validation rows.
         log_likelihood: the challenger's mean, targets in units of their standard deviation.
-        winner_log_likelihood: the other's, trained on the same rows.
+        winner_log_likelihood: the other's, learned from the same rows (an exact GP's hyperparameters from all).
         difference: challenger less winner, over rows.
         stderr: its standard error.
     """
@@ -204,82 +118,12 @@ class Comparison:
             )
         elif winner.family == "gp" and len(others) > 2:
             said += " On this table nothing deeper is worth its trouble."
-        return said
-
-
-def prepare(
-    table: Table,
-    targets: Sequence[str],
-    *,
-    task: str | None = None,
-    ignore: Sequence[str] = (),
-    test: float | NDArray[np.int64] | None = None,
-    seed: int = 0,
-) -> Data:
-    """Encode a table and hold out rows.
-
-    Args:
-        table: the table.
-        targets: the columns to predict.
-        task: `"regression"` or `"classification"`, where it should not be guessed.
-        ignore: columns not to be used.
-        test: the share of rows to hold out, or their numbers; by default a tenth, at least 20 and at most 10,000 rows,
-            and a fifth of tables with fewer than 100 rows. Zero holds out nothing.
-        seed: which rows.
-    """
-    frame = table.frame
-    for name in (*targets, *ignore):
-        if name in table.repeated:
-            raise DataError(
-                f"The name {name!r} stands over several columns, so it does not say which one is meant. Rename them."
+        left = [r.about.title for r in self.results if r.trained.out_of_reach]
+        if left:
+            said += (
+                f" Ended before their time, because their evidence would not have reached the best: {', '.join(left)}."
             )
-    for name in ignore:
-        if name not in frame.columns:
-            raise DataError(f"The table has no column {name!r} to ignore.")
-    target = learn_target(frame, list(targets), task)
-    y, known = target.encode(frame)
-    notes = list(table.notes)
-    if not known.all():
-        notes.append(f"{count((~known).sum(), 'row')} without a target cannot train or test, but get predictions.")
-    rows = np.flatnonzero(known)
-    if len(rows) < MIN_ROWS:
-        raise DataError(f"The table has {count(len(rows), 'row')} with a target; at least {MIN_ROWS} are needed.")
-    train_rows, test_rows = _split(rows, y, target.kind, test, seed)
-    encoder = Encoder.learn(frame.iloc[train_rows], leave_out=(*targets, *ignore))
-    encoded = encoder.encode(frame)
-    return Data(
-        table, encoder, target, torch.as_tensor(encoded.x), torch.as_tensor(y), known, train_rows, test_rows,
-        notes + encoded.notes,
-    )  # fmt: skip
-
-
-def _split(
-    rows: NDArray[np.int64], y: NDArray[Any], kind: str, test: float | NDArray[np.int64] | None, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows that train and rows that test; every class has its share of both."""
-    if isinstance(test, np.ndarray):
-        held = np.intersect1d(rows, test)
-        rest = np.setdiff1d(rows, test)
-        if len(held) == 0 or len(rest) < MIN_ROWS // 2:
-            raise ConfigurationError("The numbers of test rows leave nothing to train on or nothing to test.")
-        return rest, held
-    n = len(rows)
-    if test is None:
-        size = min(max(20, round(0.1 * n)), MAX_TEST_ROWS) if n >= 100 else max(2, round(0.2 * n))
-    else:
-        if not 0.0 <= test < 1.0:
-            raise ConfigurationError(f"The share of test rows must be at least 0 and below 1, got {test}.")
-        size = round(test * n)
-    random = np.random.RandomState(seed)
-    if kind == "regression":
-        order = random.permutation(rows)
-        return np.sort(order[size:]), np.sort(order[:size])
-    held_rows: list[int] = []
-    for label in np.unique(y[rows]):
-        members = random.permutation(rows[y[rows] == label])
-        held_rows += members[: min(round(size * len(members) / n), len(members) - 1)].tolist()
-    held = np.sort(np.array(held_rows, dtype=np.int64))
-    return np.setdiff1d(rows, held), held
+        return said
 
 
 def compare(
@@ -320,7 +164,7 @@ def compare(
     results: list[Result] = []
     validation: Validation | None = None
     interrupted = False
-    shares = {family.name: family.share for family in chosen}
+    shares = {family.name: family.time_share(problem) for family in chosen}
     try:
         for family in sorted(chosen, key=lambda family: not family.ranked):
             left = max(deadline - time.monotonic(), 0.0)  # nobody is left without any time where others took too much
@@ -332,9 +176,11 @@ def compare(
             shown.family(family, seconds)
             try:
                 if family.ranked:
+                    best = max((result.elbo for result in results), default=-math.inf)
                     trained = train(
-                        family, problem, range(seeds), seconds, device=device, steps=steps, watch=shown.progress
-                    )
+                        family, problem, range(seeds), seconds, device=device, steps=steps, watch=shown.progress,
+                        best=best,
+                    )  # fmt: skip
                     result = _measure(family, trained, problem, data)
                 else:
                     winner = rank(results)[0][0]
@@ -383,21 +229,31 @@ def _challenge(
     minutes: float,
     shown: Display,
 ) -> tuple[Result, Validation]:
-    """Train a family that is not ranked without some validation rows, and the winner anew without them, too."""
+    """Train a family that is not ranked without some validation rows, and the winner anew without them, too.
+
+    An exact GP forgets these rows but keeps its few hyperparameters, which is in its favour and takes no time.
+    """
     random = np.random.RandomState(1)
     order = random.permutation(data.train)
     size = min(max(20, round(0.1 * len(order))), MAX_TEST_ROWS)
     problem = data.problem(np.sort(order[size:]), minutes)
-    trained = train(family, problem, seeds, 0.6 * seconds, device=device, steps=steps, watch=shown.progress)
+    exact = winner.trained.models[winner.best]
+    part = 1.0 if isinstance(exact, ConjugateModel) else 0.6
+    trained = train(family, problem, seeds, part * seconds, device=device, steps=steps, watch=shown.progress)
     result = _measure(family, trained, problem, data)
-    again = train(winner.about, problem, seeds[:1], 0.4 * seconds, device=device, steps=steps)
+    other: TrainableModel
+    if isinstance(exact, ConjugateModel):
+        other = exact = copy.deepcopy(exact)
+        exact.condition(problem.x, problem.y)
+    else:
+        again = train(winner.about, problem, seeds[:1], 0.4 * seconds, device=device, steps=steps)
+        other, trained.interrupted = again.models[0], trained.interrupted or again.interrupted
     x, y = data.part(np.sort(order[:size]))
     mine = log_likelihoods(trained.models[result.best], x, y)
-    theirs = log_likelihoods(again.models[0], x, y)
+    theirs = log_likelihoods(other, x, y)
     gap = mine - theirs
     validation = Validation(
         family.name, len(gap), float(mine.mean()), float(theirs.mean()), float(gap.mean()),
         float(gap.std(ddof=1) / math.sqrt(len(gap))),
     )  # fmt: skip
-    trained.interrupted = trained.interrupted or again.interrupted
     return result, validation

@@ -1,33 +1,46 @@
-"""The families of models that `compare` tries: which suit a table, and how each is built for it."""
+"""The families of models that `compare` tries: which suit a table, and how much of the time each gets.
+
+How their models are built and trained stands in `vibayes.families`.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import LogNormal
 
-from vibayes.conjugate import ExactGP
+from vibayes import families
 from vibayes.errors import ConfigurationError
 from vibayes.experiments.names import check_name
-from vibayes.kernels import Kernel, Matern52, SquaredExponential, Sum
-from vibayes.layers import GP, Linear
-from vibayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from vibayes.model import Model
-from vibayes.parameters import Positive, hyperparameters
-from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing, MeanField
-from vibayes.posteriors.base import Posterior
-from vibayes.trainable import TrainableModel
+from vibayes.families import Plan, Task
+from vibayes.kernels import Kernel, SquaredExponential, Sum
+from vibayes.likelihoods import Likelihood
+from vibayes.parameters import Positive
 
-__all__ = ["FAMILIES", "Family", "Problem", "choose"]
+__all__ = ["FAMILIES", "Family", "Problem", "choose", "rounding"]
 
-# Up to so many training rows a GP is exact on a CPU: a thousand by a thousand factorises in some 20 ms.
-EXACT_ROWS = 2_000
-# Up to so many rows every step sees all of them.
-FULL_BATCH = 1_500
-BATCH = 1_000
+# The budget in which exact GPs of the largest size come to an end on two cores; it grows with the cube of the rows.
+EXACT_MINUTES = 4.0
+# How much more of the time families get that end by themselves, and leave the rest.
+CLOSED_FORM = 3.0
+
+
+def rounding(y: Tensor) -> float:
+    """The step in which a column of numbers was recorded: 1 for whole numbers, 0.01 for cents; 0 without one.
+
+    >>> rounding(torch.tensor([3.0, 4.5, 9.0]))
+    1.5
+    >>> rounding(torch.tensor([0.1, 0.234, 0.7]).sqrt())
+    0.0
+    """
+    values: Tensor = torch.unique(y.double())
+    if len(values) < 3:  # a grid of two values says nothing
+        return 0.0
+    step = float(values.diff().min())
+    places = (values - values[0]) / step
+    return step if float((places - places.round()).abs().max()) < 1e-3 else 0.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class Problem:
         y: targets `[N]` or `[N, P]`, or class numbers `[N]`.
         kind: `"regression"`, `"binary"` or `"classes"`.
         width: how many functions a model needs: targets, or classes.
-        minutes: the budget of the whole comparison; large exact models need time.
+        minutes: the budget of the whole comparison.
     """
 
     x: Tensor
@@ -54,25 +67,39 @@ class Problem:
         return len(self.x)
 
     @property
-    def d(self) -> int:
-        """How many numbers describe a row."""
-        return self.x.shape[1]
-
-    @property
     def standardize(self) -> str:
         """What models standardise."""
         return "both" if self.kind == "regression" else "inputs"
 
-    def likelihood(self, noise: float = 0.1) -> Likelihood:
+    @property
+    def least_noise(self) -> float:
+        """The variance of rounding, `step^2 / 12`, as a share of the targets' variance; the smallest of all targets.
+
+        Numbers that are recorded in coarse steps are often met exactly, by copies of a row above all. The density of
+        a noise that may be as small as it likes is then unbounded, and so is the evidence.
+        """
+        columns = self.y.double().reshape(self.n, -1).unbind(1)
+        shares = [rounding(y) ** 2 / (12.0 * float(y.var(correction=0)) or math.inf) for y in columns]
+        return min(shares)
+
+    def likelihood(self) -> Likelihood:
         """The distribution of targets; numbers have Gaussian noise, one variance for each target."""
         if self.kind == "regression":
-            return Gaussian(noise, out_features=self.width if self.width > 1 else None)
-        return Bernoulli() if self.kind == "binary" else Categorical()
+            return families.noise(self.width, least=self.least_noise)
+        return families.classes(2 if self.kind == "binary" else self.width)[0]
 
     @property
-    def exact(self) -> bool:
-        """Whether a GP can be exact."""
-        return self.kind == "regression" and self.n <= EXACT_ROWS
+    def gp_method(self) -> str:
+        """How a GP is computed: where the budget is small, large tables are not left to the exact one."""
+        if self.kind != "regression" or self.n > families.COLLAPSED_ROWS:
+            return "svgp"
+        most = families.EXACT_ROWS * min(1.0, self.minutes / EXACT_MINUTES) ** (1 / 3)
+        return "exact" if self.n <= most else "sgpr"
+
+    @property
+    def task(self) -> Task:
+        """The same for those who build models."""
+        return Task(self.x, self.width, self.likelihood(), self.standardize)
 
     def n_inducing(self, most: int) -> int:
         """How many inducing points: at most one per row, and fewer where there are many classes."""
@@ -81,7 +108,7 @@ class Problem:
         return min(most, self.n)
 
 
-Builder = Callable[[Problem], TrainableModel]
+Planner = Callable[[Problem], Plan]
 
 
 def _suits_all(problem: Problem) -> str:
@@ -97,44 +124,30 @@ class Family:
         name: short, for the command line.
         title: for people.
         about: one sentence.
-        build: makes a model for a problem; torch's generator decides its random parts.
-        share: how much of the time it gets, relative to the others.
-        lr: learning rate of Adam.
-        draws: draws of the function per step.
+        plan: makes a model for a problem and says how to train it; torch's generator decides its random parts.
+        share: how much of the time it gets, relative to the others; see `time_share`.
+        gp: whether it is one GP, whose evidence or bound may have a closed form.
         refuses: why it does not suit a problem, or nothing.
         ranked: whether its evidence is compared; otherwise `why_not` says why.
         why_not: see `ranked`.
-        weight_decay: of plain weights.
     """
 
     name: str
     title: str
     about: str
-    build: Builder
+    plan: Planner
     share: float = 1.0
-    lr: float = 0.01
-    draws: int | None = None
+    gp: bool = False
     refuses: Callable[[Problem], str] = field(default=_suits_all)
     ranked: bool = True
     why_not: str = ""
-    weight_decay: float = 0.0
 
-    def training(self, problem: Problem) -> dict[str, Any]:
-        """Keyword arguments of `fit` and `fit_many`."""
-        batch = None if problem.n <= FULL_BATCH else BATCH
-        return {"lr": self.lr, "batch_size": batch, "n_samples": self.draws, "weight_decay": self.weight_decay}
+    def time_share(self, problem: Problem) -> float:
+        """How much of the time it gets for a problem, relative to others; what it leaves goes to those after it."""
+        return self.share * (CLOSED_FORM if self.gp and problem.gp_method != "svgp" else 1.0)
 
 
-# -- Gaussian processes -----------------------------------------------------------------------------------------
-
-
-def _se(d: int, *, ard: bool = True) -> Kernel:
-    """The squared exponential kernel; rows of D standardised numbers lie about sqrt(2 D) apart."""
-    return SquaredExponential(d, ard=ard, lengthscale=math.sqrt(d))
-
-
-def _matern(d: int) -> Kernel:
-    return Matern52(d, ard=True, lengthscale=math.sqrt(d))
+# -- how ----------------------------------------------------------------------------------------------------------
 
 
 def _two_scales(d: int) -> Kernel:
@@ -153,85 +166,44 @@ def _two_scales(d: int) -> Kernel:
     )
 
 
-def _gp(kernel: Callable[[int], Kernel]) -> Builder:
-    """An exact GP where it is closed-form and not too large, a sparse one otherwise."""
+def _gp(kernel: str | Callable[[int], Kernel]) -> Planner:
+    def plan(problem: Problem) -> Plan:
+        chosen = kernel if isinstance(kernel, str) else kernel(problem.x.shape[1])
+        points = problem.n_inducing(300 if problem.kind == "regression" else 150)
+        return families.gp(problem.task, kernel=chosen, method=problem.gp_method, n_inducing=points, restarts=1)
 
-    def build(problem: Problem) -> TrainableModel:
-        if problem.exact:
-            return ExactGP(kernel(problem.d), problem.likelihood(), standardize=problem.standardize)
-        posterior = LocalInducing(problem.n_inducing(300 if problem.kind == "regression" else 150))
-        layer = GP(problem.width, kernel=kernel(problem.d), posterior=posterior)
-        return Model(layer, problem.likelihood(), standardize=problem.standardize)
-
-    return build
+    return plan
 
 
-def perturb(model: TrainableModel, seed: int) -> None:
-    """Move hyperparameters by standard normal noise on their log scale: another start for an exact GP."""
-    generator = torch.Generator().manual_seed(1_000_003 * seed)
-    with torch.no_grad():
-        for _, parameter in hyperparameters(model):
-            if parameter.raw.requires_grad:
-                noise = torch.randn(parameter.raw.shape, generator=generator, dtype=parameter.raw.dtype)
-                parameter.raw.add_(noise.to(parameter.raw.device))
+def _bnn(posterior: str) -> Planner:
+    def plan(problem: Problem) -> Plan:
+        points = problem.n_inducing(100)
+        return families.bnn(problem.task, depth=2, width=50, n_inducing=points, posterior=posterior, prior="neal")
+
+    return plan
 
 
-# -- deep models ------------------------------------------------------------------------------------------------
+def _deep_gp(problem: Problem) -> Plan:
+    points = problem.n_inducing(100)
+    return families.deep_gp(problem.task, kernel="squared_exponential", depth=2, width=None, n_inducing=points)
 
 
-def _some_rows(problem: Problem, most: int) -> Tensor:
-    """Inducing inputs: training rows chosen at random."""
-    return problem.x[torch.randperm(problem.n)[: problem.n_inducing(most)]]
-
-
-def _deep(posterior: Callable[[], Posterior]) -> Builder:
-    """Two GP layers; the hidden one is as wide as the inputs, ten at most."""
-
-    def build(problem: Problem) -> TrainableModel:
-        width = min(problem.d, 10)
-        top = GlobalInducing("full" if problem.width <= 10 else "diagonal", log_precision=0.0)
-        network = nn.Sequential(
-            GP(width, kernel=_se(problem.d), posterior=posterior()),
-            GP(problem.width, kernel=_se(width, ard=False), posterior=top),
-        )
-        return Model(
-            network, problem.likelihood(0.05), inducing=_some_rows(problem, 100), standardize=problem.standardize
-        )
-
-    return build
-
-
-def _bnn(posterior: Callable[[], Posterior]) -> Builder:
-    """Two hidden layers of 50 rectified units."""
-
-    def build(problem: Problem) -> TrainableModel:
-        layers: list[nn.Module] = []
-        for width_in, width_out in ((problem.d, 50), (50, 50)):
-            layers += [Linear(width_in, width_out, posterior=posterior()), nn.ReLU()]
-        layers.append(Linear(50, problem.width, posterior=posterior()))
-        takes = posterior().takes_inducing
-        return Model(
-            nn.Sequential(*layers),
-            problem.likelihood(),
-            inducing=_some_rows(problem, 100) if takes else None,
-            standardize=problem.standardize,
-        )
-
-    return build
-
-
-def _dkl(problem: Problem) -> TrainableModel:
-    """A plain network with two hidden layers into four features, and a sparse GP on these."""
-    features = min(problem.d, 4)
-    network = nn.Sequential(
-        nn.Linear(problem.d, 50),
-        nn.ReLU(),
-        nn.Linear(50, 50),
-        nn.ReLU(),
-        nn.Linear(50, features),
-        GP(problem.width, kernel=_se(features), posterior=LocalInducing(problem.n_inducing(100))),
+def _deep_wishart(problem: Problem) -> Plan:
+    points = problem.n_inducing(100)
+    return families.deep_wishart(
+        problem.task, kernel="squared_exponential", depth=2, width=None, n_inducing=points, mixing="AB"
     )
-    return Model(network, problem.likelihood(), standardize=problem.standardize)
+
+
+def _dkl(problem: Problem) -> Plan:
+    return families.deep_kernel(
+        problem.task,
+        kernel="squared_exponential",
+        depth=2,
+        width=50,
+        n_features=5,
+        n_inducing=problem.n_inducing(100),
+    )
 
 
 # -- which ------------------------------------------------------------------------------------------------------
@@ -261,17 +233,17 @@ FAMILIES: dict[str, Family] = {
             "gp",
             "Gaussian process",
             "The plain one: smooth functions, one lengthscale for every column.",
-            _gp(_se),
+            _gp("squared_exponential"),
             share=2.0,
-            lr=0.03,
+            gp=True,
         ),
         Family(
             "gp-matern",
             "Gaussian process, Matérn",
             "Functions that are less smooth.",
-            _gp(_matern),
+            _gp("matern52"),
             share=1.5,
-            lr=0.03,
+            gp=True,
         ),
         Family(
             "gp-two-scales",
@@ -279,45 +251,37 @@ FAMILIES: dict[str, Family] = {
             "The sum of a smooth function and a rougher one, each with a lengthscale for every column.",
             _gp(_two_scales),
             share=2.0,
-            lr=0.03,
+            gp=True,
         ),
         Family(
             "bnn-mean-field",
             "Bayesian network, mean field",
             "Two hidden layers of 50 units, every weight with a Gaussian of its own.",
-            _bnn(MeanField),
-            lr=0.03,
-            draws=5,
+            _bnn("mean_field"),
+            share=0.7,
             refuses=_at_least(20),
         ),
         Family(
             "bnn-global",
             "Bayesian network, global inducing",
             "The same network with a posterior that correlates its layers (thesis, chapter 4).",
-            _bnn(GlobalInducing),
-            share=1.5,
-            lr=0.03,
-            draws=5,
+            _bnn("global_inducing"),
             refuses=_at_least(20),
         ),
         Family(
             "deep-gp",
             "Deep Gaussian process",
             "A Gaussian process on the outputs of others, with global inducing points (thesis, chapter 4).",
-            _deep(lambda: GlobalInducing("full", log_precision=-2.0)),
+            _deep_gp,
             share=2.0,
-            lr=0.02,
-            draws=5,
             refuses=_not_too_many_classes,
         ),
         Family(
             "deep-wishart",
             "Deep Wishart process",
-            "The deep Gaussian process's prior with a posterior over Gram matrices (thesis, chapter 5).",
-            _deep(lambda: GeneralizedWishart("AB")),
+            "Layers of random Gram matrices in place of features, with a posterior over these (thesis, chapter 5).",
+            _deep_wishart,
             share=2.0,
-            lr=0.02,
-            draws=5,
             refuses=_not_too_many_classes,
         ),
         Family(
@@ -325,11 +289,9 @@ FAMILIES: dict[str, Family] = {
             "Deep kernel learning",
             "A Gaussian process on features of a plain neural network.",
             _dkl,
-            share=1.0,
             refuses=_at_least(100),
             ranked=False,
             why_not=_OVERFITS,
-            weight_decay=1e-4,
         ),
     )
 }

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 import vibayes
-from vibayes.compare.comparison import Comparison, Data
+from vibayes.compare.comparison import Comparison
+from vibayes.compare.data import Data
 from vibayes.compare.insight import Sensitivity, least_sure, sensitivity
 from vibayes.compare.ranking import Result
 from vibayes.compare.report import page

@@ -62,7 +62,7 @@ class Result:
     @property
     def rising(self) -> bool:
         """Whether the bound of some seed still rose when its time was over, by over 0.02 nats per row in a quarter."""
-        if self.trained.starts:
+        if self.trained.starts or self.trained.out_of_reach:
             return False
         ends = [history.per_datapoint for history in self.trained.histories]
         return any(len(bounds) < 4 or bounds[-1] - bounds[3 * len(bounds) // 4 - 1] > RISING for bounds in ends)
@@ -84,6 +84,7 @@ class Result:
             "scores": {name: self.score(name) for name in self.scores[0]},
             "seconds": self.trained.seconds,
             "interrupted": self.trained.interrupted,
+            "out_of_reach": self.trained.out_of_reach,
             "starts": self.trained.starts,
             "seeds": [
                 {

@@ -20,7 +20,7 @@ def _show(name: str, entry: dict[str, Any]) -> None:
     if entry["skipped"]:
         print(f"{name}: skipped. {entry['skipped']}", flush=True)
         return
-    print(f"{name}: {entry['file']} ({entry['seconds']:.1f} s)")
+    print(f"{name}: {entry['file'] or 'not drawn, matplotlib is missing'} ({entry['seconds']:.1f} s)")
     for number in entry["numbers"]:
         known = "".join(f"  {key} {number[key]:g}" for key in ("thesis", "reference") if number[key] is not None)
         print(f"  {number['name']:<44} {number['ours']:>10.4f}{known}")
@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--quiet", action="store_true", help="show no progress")
     run.add_argument("--figures", nargs="+", help="only these figures, of experiments that draw")
     run.add_argument("--seed", type=int, default=0, help="of what is drawn at random in figures (%(default)s)")
+    draw = actions.add_parser("draw", help="draw figures from the arrays of an earlier run, without computing again")
+    draw.add_argument("name", help="the experiment")
+    draw.add_argument("--out", type=Path, default=commands.DEFAULT_OUT, help="folder of results (%(default)s)")
     table = actions.add_parser("table", parents=[chosen], help="ours beside the thesis's")
     table.add_argument("--format", dest="form", default="md", help=", ".join(FORMATS))
     report = actions.add_parser("report", help="one HTML page with everything")
@@ -75,6 +78,9 @@ def _act(given: argparse.Namespace) -> int:
             print(f"{name}: {experiment.title} [{commands.status(experiment)}]")
     elif given.action == "show":
         print(commands.describe(given.name))
+    elif given.action == "draw":
+        for picture in commands.draw(given.name, out=given.out):
+            print(picture)
     elif given.action == "report":
         print(commands.report(given.names, out=given.results, file=given.out))
     else:

@@ -1,25 +1,29 @@
 """Bayesian networks on the cubic with a gap (thesis, Sec. "Uncertainty in 1D regression" of chapter 4)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from vibayes import datasets, plotting
+from vibayes import plotting
+from vibayes.experiments import cubic_hmc
 from vibayes.experiments.bnn_models import bnn_model, bnn_network
-from vibayes.experiments.cubic_hmc import cubic_hmc
+from vibayes.experiments.cubic_hmc import DATA_SEED, Reference, cubic
 from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.record import Number, Result, Statement
 from vibayes.likelihoods import Gaussian
 from vibayes.model import Model
 from vibayes.training import fit_many
 
-__all__ = ["FIGURES", "run", "toy", "toy_points"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-# The thesis gives neither its data nor seeds: ours.
-DATA_SEED = 0
+__all__ = ["DRAWING", "FIGURES", "run", "toy", "toy_points"]
+
+SHOWN = ("factorised", "local inducing", "global inducing")
+
 N_SEEDS = 5
 STEPS = 5000
 N_SAMPLES = 10
@@ -33,29 +37,10 @@ _LEAST_GAIN = 4.0
 _UNITS = "the thesis gives no unit, and its data are others; see the experiment's note"
 
 
-class _Data(NamedTuple):
-    """The cubic, standardised as the thesis has it, with its true noise variance on that scale."""
-
-    x: Tensor
-    y: Tensor
-    grid: Tensor
-    noise: float
-    gap: Tensor
-
-
-def _data() -> _Data:
-    split = datasets.cubic(DATA_SEED)
-    x, y = split.x_train, split.y_train
-    grid = (split.x_test - x.mean(0)) / x.std(0)
-    gap = (split.x_test[:, 0] > -1.5) & (split.x_test[:, 0] < 1.5)
-    noise = split.metadata["noise_variance"] / float(y.var())
-    return _Data((x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std(), grid, noise, gap)
-
-
 @cache
 def _trained(family: str, n_inducing: int, seed: int) -> list[Model]:
     """Models of all seeds, trained together; inducing inputs and last pseudo-outputs start standard normal."""
-    data = _data()
+    data = cubic()
     models = []
     for number in range(N_SEEDS):
         torch.manual_seed(1000 * seed + number)
@@ -77,7 +62,7 @@ def _trained(family: str, n_inducing: int, seed: int) -> list[Model]:
 
 @torch.no_grad()
 def _elbo(model: Model) -> float:
-    data = _data()
+    data = cubic()
     return float(model.elbo(data.x, data.y, n_samples=N_DRAWS).value)
 
 
@@ -102,19 +87,24 @@ def _layer_variances(model: Model) -> list[float]:
     return [float(layer.variance.mean()) for layer in found.values()]
 
 
-def _panel(model: Model) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Mean and standard deviation of the function on the grid, and a few draws of it."""
-    grid = _data().grid
-    prediction = model.predict(grid, n_samples=N_DRAWS // 2)
-    return (prediction.mean, prediction.epistemic.sqrt()), model.sample_functions(grid, 5)
+def _band(model: Model) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the function on the grid."""
+    prediction = model.predict(cubic().grid, n_samples=N_DRAWS // 2)
+    return prediction.mean, prediction.epistemic.sqrt()
+
+
+def _distance(band: tuple[Tensor, Tensor], reference: Reference) -> float:
+    """The 2-Wasserstein distance of Gaussians with the moments of `f(x)`, mean over the data's range and the gap."""
+    apart = ((band[0] - reference.mean).square() + (band[1] - reference.std).square()).sqrt()
+    return float(apart[cubic().near].mean())
 
 
 def toy(seed: int = 0) -> Result:
-    """Factorised, local and global inducing posteriors: bounds, bands in the gap, and the layers' variances."""
-    data = _data()
-    numbers, panels, draws = [], [], []
-    bounds, spread = {}, {}
-    for family in ("factorised", "local inducing", "global inducing"):
+    """Factorised, local and global inducing posteriors beside HMC: bounds, bands, and the layers' variances."""
+    data, reference = cubic(), cubic_hmc.reference(seed)
+    numbers, bands, draws = [], [], []
+    bounds, spread, distance = {}, {}, {}
+    for family in SHOWN:
         models = _trained(family, N_INDUCING, seed)
         each = [_elbo(model) for model in models]
         bounds[family] = _mean(each)
@@ -140,11 +130,16 @@ def toy(seed: int = 0) -> Result:
             )
             for layer in range(3)
         ]
-        band, functions = _panel(models[0])
-        spread[family] = _mean([float(_panel(model)[0][1][data.gap].mean()) for model in models])
-        numbers.append(Number(f"standard deviation in the gap, {family}", spread[family]))
-        panels.append((f"{family}:  ELBO {bounds[family]:.2f}", band))
-        draws.append(functions)
+        of_seeds = [_band(model) for model in models]
+        spread[family] = _mean([float(std[data.gap].mean()) for _, std in of_seeds])
+        distance[family] = _mean([_distance(band, reference) for band in of_seeds])
+        numbers += [
+            Number(f"standard deviation in the gap, {family}", spread[family]),
+            Number(f"distance to HMC, {family}", distance[family]),
+        ]
+        bands.append(of_seeds[0])
+        draws.append(models[0].sample_functions(data.grid, 5))
+    numbers.append(Number("standard deviation in the gap, HMC", float(reference.std[data.gap].mean())))
     best = bounds["global inducing"]
     statements = [
         Statement(
@@ -153,7 +148,12 @@ def toy(seed: int = 0) -> Result:
         for family in ("factorised", "local inducing")
     ]
     others = max(spread["factorised"], spread["local inducing"])
-    statements.append(Statement("global inducing is the least sure in the gap", spread["global inducing"] > others))
+    statements += [
+        Statement("global inducing is the least sure in the gap", spread["global inducing"] > others),
+        Statement(
+            "of the three, global inducing is the closest to HMC", min(distance, key=distance.__getitem__) == SHOWN[-1]
+        ),
+    ]
     by_name = {number.name: number.ours for number in numbers}
     statements += [
         Statement(
@@ -163,27 +163,51 @@ def toy(seed: int = 0) -> Result:
         )
         for layer in (1, 3)
     ]
-    figure = plotting.compare_1d(panels, data.grid, data=(data.x, data.y), samples=draws)
-    return Result(figure, numbers, statements, _setup(N_INDUCING))
+    bands.append((reference.mean, reference.std))
+    draws.append(reference.functions)
+    arrays = _arrays(bands, draws) | {"bounds": torch.tensor([bounds[family] for family in SHOWN])}
+    return Result(None, numbers, statements, _setup(N_INDUCING), arrays)
+
+
+def _arrays(bands: list[tuple[Tensor, Tensor]], draws: list[Tensor]) -> dict[str, Tensor]:
+    data = cubic()
+    mean, std = (torch.stack(parts) for parts in zip(*bands, strict=True))
+    points = {"x": data.x, "y": data.y, "grid": data.grid}
+    return points | {"mean": mean, "std": std, "functions": torch.stack(draws)}
+
+
+def _panels(arrays: Mapping[str, Tensor], titles: list[str], columns: int) -> "Figure":
+    panels = [(title, (m, s)) for title, m, s in zip(titles, arrays["mean"], arrays["std"], strict=True)]
+    points = (arrays["x"], arrays["y"])
+    return plotting.compare_1d(panels, arrays["grid"], data=points, samples=list(arrays["functions"]), columns=columns)
+
+
+def _paint_toy(arrays: Mapping[str, Tensor]) -> "Figure":
+    titles = [f"{family}:  ELBO {bound:.2f}" for family, bound in zip(SHOWN, arrays["bounds"].tolist(), strict=True)]
+    return _panels(arrays, [*titles, "HMC"], 2)
 
 
 def toy_points(seed: int = 0) -> Result:
     """Global inducing with more and more inducing points: ten are enough."""
-    data = _data()
-    numbers, panels, draws, bounds = [], [], [], {}
+    data = cubic()
+    numbers, bands, draws, bounds = [], [], [], {}
     for M in POINTS:
         models = _trained("global inducing", M, seed)
         bounds[M] = _mean([_elbo(model) for model in models]) / len(data.x)
         numbers.append(Number(f"ELBO per data point, M={M}", bounds[M]))
-        band, functions = _panel(models[0])
-        panels.append((f"M = {M}:  ELBO {bounds[M]:.3f} per point", band))
-        draws.append(functions)
+        bands.append(_band(models[0]))
+        draws.append(models[0].sample_functions(data.grid, 5))
     statements = [
         Statement("two inducing points are not enough", bounds[2] < bounds[10] - 0.1),
         Statement("from ten on hardly anything changes", abs(bounds[40] - bounds[10]) < 0.05),
     ]
-    figure = plotting.compare_1d(panels, data.grid, data=(data.x, data.y), samples=draws)
-    return Result(figure, numbers, statements, _setup(max(POINTS)))
+    kept = {"points": torch.tensor(list(bounds)), "bounds": torch.tensor(list(bounds.values()))}
+    return Result(None, numbers, statements, _setup(max(POINTS)), _arrays(bands, draws) | kept)
+
+
+def _paint_points(arrays: Mapping[str, Tensor]) -> "Figure":
+    each = zip(arrays["points"].tolist(), arrays["bounds"].tolist(), strict=True)
+    return _panels(arrays, [f"M = {M}:  ELBO {bound:.3f} per point" for M, bound in each], 3)
 
 
 def _setup(n_inducing: int) -> dict[str, object]:
@@ -204,8 +228,11 @@ _PRINTED = {
     "global inducing": (2.236, 0.4820, 0.4877, 1.0820),
 }
 
-FIGURES: dict[str, Callable[[int], Result]] = {"toy": toy, "toy_hmc": cubic_hmc, "toy_points": toy_points}
+FIGURES: dict[str, Callable[[int], Result]] = {"toy": toy, "toy_hmc": cubic_hmc.cubic_hmc, "toy_points": toy_points}
 
 _LABELS = {"toy": "fig:gi:toy", "toy_hmc": "fig:gi:toy (HMC)", "toy_points": "fig:gi:toy-points"}
 
-run = Drawing("gi-toy", FIGURES, _LABELS).run
+DRAWING = Drawing(
+    "gi-toy", FIGURES, _LABELS, paint={"toy": _paint_toy, "toy_hmc": cubic_hmc.paint, "toy_points": _paint_points}
+)
+run = DRAWING.run

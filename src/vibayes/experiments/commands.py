@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from vibayes.experiments.runner import Settings, Summary, run_sweep
 from vibayes.experiments.sweep import Selection, by_family, expand
 from vibayes.experiments.tables import FORMATS, compare, render, require_tables
 
-__all__ = ["describe", "report", "run_experiment", "select", "status", "table"]
+__all__ = ["describe", "draw", "report", "run_experiment", "select", "status", "table"]
 
 DEFAULT_OUT = Path("results")
 
@@ -134,6 +135,16 @@ def run_experiment(
     summary = run_sweep(units, settings, make_executor(executor, workers=workers, address=address))
     _conclude(summary, experiment.name, out)
     return 0 if summary.ok else 1
+
+
+def draw(name: str, *, out: Path = DEFAULT_OUT) -> list[Path]:
+    """Draw an experiment's figures anew from the arrays that a run has left."""
+    experiment = catalogue.get(name)
+    drawing = getattr(import_module(experiment.script), "DRAWING", None) if experiment.script else None
+    if drawing is None:
+        raise ConfigurationError(f"{experiment.name} keeps no arrays of its figures; `run` draws them.")
+    drawn: list[Path] = drawing.draw(out / experiment.name)
+    return drawn
 
 
 def _check_data(names: Sequence[str]) -> None:

@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vibayes import datasets, plotting
-from vibayes._figures import label_axes, new_figure
+from vibayes import datasets
 from vibayes.conjugate import ExactGP
 from vibayes.diagnostics import Monitor, correlation
 from vibayes.diagnostics.monitor import mean_correlation
+from vibayes.experiments import dkl_toy_figures
 from vibayes.experiments.dkl_models import feature_network
+from vibayes.experiments.dkl_toy_figures import REFERENCES
 from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.record import Number, Result, Statement
 from vibayes.kernels import DeepKernel, SquaredExponential
@@ -26,36 +27,52 @@ from vibayes.posteriors import Point
 from vibayes.pretraining import fit_noise
 from vibayes.training import fit
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-__all__ = ["FIGURES", "app_toy", "run", "toy_problem", "toy_problem_corr"]
+__all__ = ["DRAWING", "FIGURES", "app_toy", "run", "toy_problem", "toy_problem_corr"]
 
 WIDTHS = (100, 50, 2)
 # 10,000 steps at 1e-3 are the thesis's; of its slower runs at 1e-4 it does not say how many steps they took.
 STEPS, LR = 10_000, 1e-3
 SLOW_STEPS, SLOW_LR = 30_000, 1e-4
 SEEDS = 5
-# Where correlations are drawn from, in raw units; the thesis does not say.
-REFERENCES = (1.0, 4.5)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model, its course, and how it looks on a grid in raw units."""
+    """How a trained model looks, and how it came there; inputs and targets in raw units.
 
-    model: ExactGP | Model
-    monitor: Monitor | None
-    mean: Tensor
-    std: Tensor
+    Attributes:
+        mean: prediction on the grid `[G]`.
+        std: its standard deviation.
+        lml: the log marginal likelihood of a GP.
+        data_fit: its first term.
+        rho: a GP's prior correlations of the grid with `REFERENCES`, `[2, G]`.
+        mean_rho: their mean over pairs of training rows.
+        curves: step, evidence, data fit and complexity along training, `[4, T]`.
+    """
+
+    mean: Float[Tensor, " g"]
+    std: Float[Tensor, " g"]
     lml: float = math.nan
     data_fit: float = math.nan
+    rho: Tensor = field(default_factory=lambda: torch.empty(0))
+    mean_rho: float = math.nan
+    curves: Tensor = field(default_factory=lambda: torch.empty(4, 0))
 
     @property
     def roughness(self) -> float:
         """Mean absolute second difference of the mean on the plotted range where there are data, in raw units."""
         inside = self.mean[_inside()]
         return float((inside[2:] - 2 * inside[1:-1] + inside[:-2]).abs().mean()) * 1e3
+
+    @property
+    def late_data_fit(self) -> float:
+        """Median over the last tenth of training."""
+        course = self.curves[2]
+        return float(course[-max(1, len(course) // 10) :].median())
+
+    def share_near_one(self, reference: int) -> float:
+        """Of the data's range, the share whose correlation with a reference is above 0.9."""
+        return float((self.rho[reference][_inside()] > 0.9).double().mean())
 
 
 def _grid() -> Float[Tensor, "g 1"]:
@@ -74,14 +91,27 @@ def _data(every: int) -> datasets.Split:
 
 def _look(model: ExactGP | Model, data: datasets.Split, monitor: Monitor | None = None) -> Trained:
     """What a trained model predicts on the grid, in raw units; the band is the function's where there is one."""
-    prediction = model.predict((_grid() - data.x_mean) / data.x_std)
-    mean, variance = prediction.mean * data.y_std + data.y_mean, prediction.variance * data.y_std**2
-    lml = fit_term = math.nan
-    if isinstance(model, ExactGP):
-        with torch.no_grad():
-            terms = model.lml_terms(data.x_train, data.y_train)
-            lml, fit_term = float(torch.stack(terms).sum()), float(terms.data_fit)
-    return Trained(model, monitor, mean, variance.sqrt(), lml, fit_term)
+    grid = (_grid() - data.x_mean) / data.x_std
+    prediction = model.predict(grid)
+    band = prediction.mean * data.y_std + data.y_mean, (prediction.variance * data.y_std**2).sqrt()
+    if not isinstance(model, ExactGP):
+        return Trained(*band)
+    with torch.no_grad():
+        terms = model.lml_terms(data.x_train, data.y_train)
+    references = (torch.tensor(REFERENCES)[:, None] - data.x_mean) / data.x_std
+    curves = torch.empty(4, 0)
+    if monitor is not None:
+        evidence = torch.tensor(monitor.bound) * len(data.x_train)
+        curves = torch.stack([torch.tensor(monitor.step).to(evidence), evidence, torch.tensor(monitor.data_fit),
+                              torch.tensor(monitor.complexity)])  # fmt: skip
+    return Trained(
+        *band,
+        lml=float(torch.stack(terms).sum()),
+        data_fit=float(terms.data_fit),
+        rho=correlation(model, grid, references),
+        mean_rho=mean_correlation(model, data.x_train),
+        curves=curves,
+    )
 
 
 @cache
@@ -132,72 +162,56 @@ def _network(seed: int, steps: int = STEPS) -> Trained:
 
 def toy_problem(seed: int = 0, *, steps: int = STEPS, seeds: int = SEEDS) -> Result:
     """Fits of an SE kernel, a deep kernel and a network, and the course of the evidence and its parts."""
-    data = _data(1)
     se, deep, net = _squared_exponential(1), _dkl(seed, steps=steps), _network(seed, steps)
     others = [deep, *(_dkl(seed + r, steps=steps) for r in range(1, seeds))]
-    half = -0.5 * len(data.x_train)
+    half = -0.5 * len(_data(1).x_train)
     numbers = [
         Number("LML, SE", se.lml, thesis=-89.3, reference=-89.309),
         *(Number(f"LML, DKL, seed {seed + r}", t.lml, note="one run of several in the thesis: -23.4 and -45.7")
           for r, t in enumerate(others)),
-        Number("data fit, DKL, median of the last tenth of steps", _late_data_fit(deep), thesis=-100.0),
+        *(Number(f"data fit, DKL, seed {seed + r}", t.late_data_fit, thesis=half, note="median of the last tenth")
+          for r, t in enumerate(others)),
         Number("roughness inside the data, SE", se.roughness),
-        Number("roughness inside the data, DKL", deep.roughness),
+        *(Number(f"roughness inside the data, DKL, seed {seed + r}", t.roughness) for r, t in enumerate(others)),
         Number("roughness inside the data, NN", net.roughness),
     ]  # fmt: skip
     statements = [
         Statement("every DKL run has a higher evidence than the SE kernel", min(t.lml for t in others) > se.lml),
         Statement("a DKL run reaches an evidence above -50", max(t.lml for t in others) > -50.0),
         Statement(
-            "the data fit of DKL settles within 1% of -N/2",
-            abs(_late_data_fit(deep) / half - 1.0) < 0.01,
+            "the data fit of every DKL run settles within 1% of -N/2",
+            max(abs(t.late_data_fit / half - 1.0) for t in others) < 0.01,
         ),
         Statement("the DKL fit is more jagged than that of the SE kernel", deep.roughness > 2 * se.roughness),
         Statement("the plain network overfits less than DKL", net.roughness < deep.roughness),
     ]
-    with plotting.style():
-        figure = new_figure(9.6, 5.2)
-        grid = figure.subplots(2, 3)
-        for ax, name, one in zip(grid[0], ("SE", "DKL", "NN"), (se, deep, net), strict=True):
-            title = name if math.isnan(one.lml) else f"{name}:  LML {one.lml:.1f}"
-            _fit(ax, one, data, title)
-        parts: dict[str, tuple[str, Callable[[Monitor], list[float]]]] = {
-            "LML": ("nats", lambda m: [b * len(data.x_train) for b in m.bound]),
-            "Data fit": ("", lambda m: m.data_fit),
-            "Complexity": ("", lambda m: m.complexity),
-        }
-        for ax, (title, (unit, curve)) in zip(grid[1], parts.items(), strict=True):
-            _curves(ax, others, curve, title, unit)
-        grid[1][1].axhline(half, color="black", linewidth=0.8, linestyle="--")
-    return Result(figure, numbers, statements, _setup(steps, LR))
+    arrays = _arrays({"SE": se, "DKL": deep, "NN": net}) | {"curves": torch.stack([t.curves for t in others])}
+    return Result(None, numbers, statements, _setup(steps, LR), arrays | {"half": torch.tensor(half)})
 
 
 def toy_problem_corr(seed: int = 0, *, steps: int = STEPS) -> Result:
     """Prior correlations with two inputs: those of the deep kernel are near one almost everywhere."""
-    se, deep = _squared_exponential(1), _dkl(seed, steps=steps)
-    data = _data(1)
-    mean = {name: mean_correlation(one.model, data.x_train) for name, one in (("SE", se), ("DKL", deep))}
-    near = {name: [_share_near_one(one, data, x) for x in REFERENCES] for name, one in (("SE", se), ("DKL", deep))}
-    numbers = [Number(f"mean correlation of training rows, {name}", value) for name, value in mean.items()]
+    both = {"SE": _squared_exponential(1), "DKL": _dkl(seed, steps=steps)}
+    near = {name: [one.share_near_one(i) for i in range(len(REFERENCES))] for name, one in both.items()}
+    numbers = [Number(f"mean correlation of training rows, {name}", one.mean_rho) for name, one in both.items()]
     numbers += [
         Number(f"share of the data's range with correlation above 0.9, x'={x:g}, {name}", share)
         for name, shares in near.items()
         for x, share in zip(REFERENCES, shares, strict=True)
     ]
     statements = [
-        Statement("the deep kernel correlates inputs far more than the SE kernel", mean["DKL"] > mean["SE"] + 0.2),
+        Statement(
+            "the deep kernel correlates inputs far more than the SE kernel",
+            both["DKL"].mean_rho > both["SE"].mean_rho + 0.2,
+        ),
         Statement("for one of two inputs it is near one over most of the data's range", max(near["DKL"]) > 0.5),
     ]
-    with plotting.style():
-        figure = new_figure(7.0, 2.6)
-        for ax, name, one in zip(figure.subplots(1, 2, sharey=True), ("SE", "DKL"), (se, deep), strict=True):
-            _correlations(ax, one, data, f"{name}:  mean {mean[name]:.2f}")
-    return Result(figure, numbers, statements, _setup(steps, LR) | {"references": list(REFERENCES)})
+    setup = _setup(steps, LR) | {"references": list(REFERENCES)}
+    return Result(None, numbers, statements, setup, _arrays(both))
 
 
 def app_toy(seed: int = 0, *, steps: int = STEPS, slow_steps: int = SLOW_STEPS, seeds: int = SEEDS) -> Result:
     """The appendix: two runs with their correlations, slow training, and 20 points."""
-    data, few = _data(1), _data(10)
     runs = {
         "SE": _squared_exponential(1),
         "DKL, run 1": _dkl(seed, steps=steps),
@@ -212,7 +226,7 @@ def app_toy(seed: int = 0, *, steps: int = STEPS, slow_steps: int = SLOW_STEPS, 
         for name, one in (runs | small).items()
     ]
     numbers += [Number(f"LML, lr 1e-4, seed {seed + r}", t.lml) for r, t in enumerate(slow)]
-    rho = {name: mean_correlation(one.model, data.x_train) for name, one in runs.items()}
+    rho = {name: one.mean_rho for name, one in runs.items()}
     numbers += [Number(f"mean correlation, {name}", value) for name, value in rho.items()]
     statements = [
         Statement(
@@ -221,23 +235,10 @@ def app_toy(seed: int = 0, *, steps: int = STEPS, slow_steps: int = SLOW_STEPS, 
         ),
         Statement("a lower learning rate still overfits", min(t.lml for t in slow) > runs["SE"].lml),
         Statement("deep kernels correlate inputs far more than the SE kernel", min(rho, key=lambda k: rho[k]) == "SE"),
-    ]  # fmt: skip
-    with plotting.style():
-        figure = new_figure(9.6, 7.4)
-        grid = figure.subplots(3, 3)
-        for k, (name, one) in enumerate(runs.items()):
-            _fit(grid[0][k], one, data, f"{name}:  LML {one.lml:.1f}")
-            _correlations(grid[1][k], one, data, f"mean correlation {rho[name]:.2f}")
-        _curves(grid[2][0], slow, lambda m: [b * len(data.x_train) for b in m.bound], "LML, learning rate 1e-4", "nats")
-        for ax, (name, one) in zip(grid[2][1:], small.items(), strict=True):
-            _fit(ax, one, few, f"{name}:  LML {one.lml:.1f}")
-    return Result(figure, numbers, statements, _setup(steps, LR) | {"slow_steps": slow_steps, "slow_lr": SLOW_LR})
-
-
-def _share_near_one(one: Trained, data: datasets.Split, reference: float) -> float:
-    grid = (_grid()[_inside()] - data.x_mean) / data.x_std
-    at = (torch.tensor([[reference]]) - data.x_mean) / data.x_std
-    return float((correlation(one.model, grid, at) > 0.9).double().mean())
+    ]
+    setup = _setup(steps, LR) | {"slow_steps": slow_steps, "slow_lr": SLOW_LR}
+    arrays = _arrays(runs | small) | {"curves": torch.stack([t.curves for t in slow])}
+    return Result(None, numbers, statements, setup, arrays | _points(_data(10), "few "))
 
 
 def _setup(steps: int, lr: float) -> dict[str, Any]:
@@ -250,43 +251,19 @@ def _setup(steps: int, lr: float) -> dict[str, Any]:
     }
 
 
-def _late_data_fit(one: Trained) -> float:
-    assert one.monitor is not None
-    late = one.monitor.data_fit[-max(1, len(one.monitor) // 10) :]
-    return float(torch.tensor(late).median())
+def _points(data: datasets.Split, prefix: str = "") -> dict[str, Tensor]:
+    raw = data.x_train * data.x_std + data.x_mean, data.original_targets(data.y_train)
+    return {f"{prefix}x": raw[0], f"{prefix}y": raw[1]}
 
 
-# -- drawing ---------------------------------------------------------------------------------------------------------
-
-
-def _fit(ax: "Axes", one: Trained, data: datasets.Split, title: str) -> None:
-    x, y = data.x_train * data.x_std + data.x_mean, data.original_targets(data.y_train)
-    plotting.posterior_1d((one.mean, one.std), _grid(), data=(x, y), ax=ax, title=title, legend=False)
-    ax.set_ylim(-4.0, 4.0)
-
-
-def _correlations(ax: "Axes", one: Trained, data: datasets.Split, title: str) -> None:
-    references = torch.tensor(REFERENCES)[:, None]
-    rho = correlation(one.model, (_grid() - data.x_mean) / data.x_std, (references - data.x_mean) / data.x_std)
-    for x, curve, colour in zip(REFERENCES, rho, ("blue", "vermilion"), strict=True):
-        ax.plot(_grid()[:, 0], curve, color=plotting.COLOURS[colour], label=f"x' = {x:g}")
-        ax.axvline(x, color=plotting.COLOURS[colour], linewidth=0.6, linestyle="--")
-    ax.set_ylim(-0.05, 1.05)
-    if isinstance(one.model, ExactGP) and not isinstance(one.model.kernel, DeepKernel):
-        ax.legend(loc="upper right", fontsize=7)  # where the SE kernel's curves leave room; the colours are the same
-    label_axes(ax, title, "x", "correlation", False)
-
-
-def _curves(ax: "Axes", runs: list[Trained], curve: Callable[[Monitor], list[float]], title: str, unit: str) -> None:
-    late: list[float] = []
-    for one in runs:
-        assert one.monitor is not None
-        values = curve(one.monitor)
-        ax.plot(one.monitor.step, values, linewidth=0.8)
-        late += values[len(values) // 5 :]
-    pad = 0.1 * (max(late) - min(late)) + 1e-9
-    ax.set_ylim(min(late) - pad, max(late) + pad)
-    label_axes(ax, title, "step", unit, False)
+def _arrays(runs: dict[str, Trained]) -> dict[str, Tensor]:
+    """What is drawn of several runs, by `RUN: PART`, with the grid and the data."""
+    found = {"grid": _grid(), **_points(_data(1))}
+    for name, one in runs.items():
+        parts = {"mean": one.mean, "std": one.std, "lml": torch.tensor(one.lml)}
+        parts |= {"rho": one.rho, "mean rho": torch.tensor(one.mean_rho)}
+        found |= {f"{name}: {part}": value for part, value in parts.items()}
+    return found
 
 
 FIGURES: dict[str, Callable[[int], Result]] = {
@@ -294,7 +271,7 @@ FIGURES: dict[str, Callable[[int], Result]] = {
     "toy_problem_corr": toy_problem_corr,
     "app_toy": app_toy,
 }
-run = Drawing(
+DRAWING = Drawing(
     "dkl-toy",
     FIGURES,
     {
@@ -303,4 +280,10 @@ run = Drawing(
         "app_toy": "fig:dkl:app-toy",
     },
     {name: "snelson" for name in FIGURES},
-).run
+    {
+        "toy_problem": dkl_toy_figures.toy_problem,
+        "toy_problem_corr": dkl_toy_figures.toy_problem_corr,
+        "app_toy": dkl_toy_figures.app_toy,
+    },
+)
+run = DRAWING.run

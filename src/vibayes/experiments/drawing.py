@@ -1,41 +1,56 @@
-"""Running the functions that draw an experiment's figures, and writing what they found."""
+"""Running the functions behind an experiment's figures, writing what they found, and drawing it."""
 
+import importlib.util
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save_file as save_tensors
+from torch import Tensor
 
 from vibayes import datasets, plotting
-from vibayes.errors import DataError
+from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.names import pick
 from vibayes.experiments.record import Result, double_precision, one_thread, provenance
 from vibayes.experiments.results import writable_folder, write_file
 
-__all__ = ["Drawing"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Drawing", "Paint"]
 
 Report = Callable[[str, dict[str, Any]], None]
+Paint = Callable[[Mapping[str, Tensor]], "Figure"]
 
 
 @dataclass(frozen=True)
 class Drawing:
     """The figures of one experiment.
 
+    Computing and drawing are apart for figures with a `paint`: their arrays are kept as `FIGURE.safetensors`, so that
+    hours of computing on a machine without matplotlib, or a figure that should look different, need no second run.
+
     Attributes:
         experiment: its name.
-        figures: by a short name, functions of a seed that draw a figure and give its numbers.
+        figures: by a short name, functions of a seed that give a figure, or its arrays, and its numbers.
         labels: the figures' labels in the thesis, by short name.
         files: the data set that a figure reads from a file, where it does.
+        paint: functions that draw a figure from the arrays of its result.
     """
 
     experiment: str
     figures: Mapping[str, Callable[[int], Result]]
     labels: Mapping[str, str]
     files: Mapping[str, str] = field(default_factory=dict)
+    paint: Mapping[str, Paint] = field(default_factory=dict)
 
     def run(
         self,
@@ -47,7 +62,8 @@ class Drawing:
     ) -> dict[str, Any]:
         """Draw the figures into a folder and write their numbers to `EXPERIMENT.json` there.
 
-        Figures whose data files are missing are skipped; the result file says so.
+        Figures whose data files are missing are skipped; the result file says so. It is written after every figure,
+        and keeps what earlier runs wrote of others.
 
         Args:
             out: the folder.
@@ -60,8 +76,11 @@ class Drawing:
         """
         names = self._chosen(figures)
         folder = writable_folder(out)
-        entries: dict[str, Any] = {}
+        file = folder / f"{self.experiment}.json"
+        with one_thread():
+            origin = provenance()
         begin = time.monotonic()
+        found: dict[str, Any] = {}
         for name in names:
             entry: dict[str, Any] = {"label": self.labels[name], "file": None, "skipped": None}
             start = time.monotonic()
@@ -73,29 +92,74 @@ class Drawing:
             else:
                 with one_thread(), _conditions(seed):
                     result = self.figures[name](seed)
-                entry["file"] = plotting.save(result.figure, folder / f"{name}.png").name
+                    entry["file"] = self._picture(name, result, folder)
                 entry.update(result.to_dict())
-            entry["seconds"] = round(time.monotonic() - start, 3)
-            entries[name] = entry
+            entry.update(seed=seed, commit=origin["commit"], seconds=round(time.monotonic() - start, 3))
+            found = {
+                "experiment": self.experiment,
+                **origin,
+                "seed": seed,
+                "seconds": round(time.monotonic() - begin, 3),
+                "figures": self._beside(name, entry, file),
+            }
+            write_file(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
             if report is not None:
                 report(name, entry)
-        with one_thread():
-            origin = provenance()
-        found = {
-            "experiment": self.experiment,
-            **origin,
-            "seed": seed,
-            "seconds": round(time.monotonic() - begin, 3),
-            "figures": entries,
-        }
-        file = folder / f"{self.experiment}.json"
-        write_file(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
         return {**found, "file": str(file)}
+
+    def draw(self, out: str | os.PathLike[str]) -> list[Path]:
+        """Draw figures from the arrays that `run` kept in a folder, and note them in the result file there.
+
+        Returns:
+            The pictures.
+        """
+        folder = writable_folder(out)
+        file = folder / f"{self.experiment}.json"
+        if not file.exists():
+            raise ConfigurationError(f"There is no result file {file}; run the experiment first.")
+        content = json.loads(file.read_text(encoding="utf-8"))
+        drawn = []
+        for name in self.paint:
+            kept = folder / f"{name}.safetensors"
+            if name not in content["figures"] or not kept.exists():
+                continue
+            try:
+                arrays = load_tensors(kept.read_bytes())
+            except SafetensorError as error:
+                raise ConfigurationError(
+                    f"The arrays {kept} cannot be read ({error}); run the figure again."
+                ) from error
+            drawn.append(plotting.save(self.paint[name](arrays), folder / f"{name}.png"))
+            content["figures"][name]["file"] = drawn[-1].name
+        if not drawn:
+            raise ConfigurationError(f"There are no arrays of figures in {folder} to draw; run the experiment first.")
+        write_file(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        return drawn
 
     def _chosen(self, figures: Sequence[str] | None) -> list[str]:
         by_label = {self.labels[name]: name for name in self.figures}
         short = None if figures is None else [by_label.get(figure, figure) for figure in figures]
         return pick(short, self.figures, "figure")
+
+    def _picture(self, name: str, result: Result, folder: Path) -> str | None:
+        """The name of the figure's file; None where it cannot be drawn here and its arrays are kept instead."""
+        figure = result.figure
+        if figure is None:
+            plain = {key: value.detach().cpu().contiguous().clone() for key, value in result.arrays.items()}
+            save_tensors(plain, folder / f"{name}.safetensors")
+            if importlib.util.find_spec("matplotlib") is None:
+                return None
+            figure = self.paint[name](plain)
+        return plotting.save(figure, folder / f"{name}.png").name
+
+    def _beside(self, name: str, entry: dict[str, Any], file: Path) -> dict[str, Any]:
+        """The entries of the result file with this one, in the order of the figures."""
+        try:
+            kept = json.loads(file.read_text(encoding="utf-8"))["figures"]
+        except (OSError, ValueError, KeyError, TypeError):  # none, or one that cannot be read: it is replaced
+            kept = {}
+        entries = {**kept, name: entry}
+        return {figure: entries[figure] for figure in self.figures if figure in entries}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 import vibayes
 
@@ -55,19 +56,21 @@ class Result:
     """One figure with its numbers.
 
     Attributes:
-        figure: the drawing.
+        figure: the drawing, or None where it is made from the arrays afterwards.
         numbers: its numbers.
         statements: the thesis's statements about it.
         setup: what the figure depends on, such as data, noise and starting values.
+        arrays: what the drawing shows, where it is made afterwards (`Drawing.paint`).
     """
 
-    figure: "Figure"
+    figure: "Figure | None"
     numbers: list[Number]
     statements: list[Statement] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, Tensor] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the drawing, for JSON."""
+        """All but the drawing and its arrays, for JSON."""
         return {
             "setup": self.setup,
             "numbers": [

@@ -76,7 +76,7 @@ class GP(Layer):
     def covariance(self, x: Float[Tensor, "n w"]) -> Float[Tensor, "n n"]:
         """Prior covariance of the layer's values at (features of) rows: the kernel plus the layer's noise."""
         K: Tensor = self.kernel.on_features(x)
-        return K if self.white is None else K + self.white(x)
+        return K if self.white is None else linalg.add_to_diagonal(K, self.white.variance.value[None])
 
     def variance(self, x: Float[Tensor, "n w"]) -> Float[Tensor, " n"]:
         """The diagonal of `covariance`."""
@@ -130,7 +130,7 @@ class GP(Layer):
             variance = covariance.diagonal(dim1=-2, dim2=-1).mT
         mean = mean + (prior_mean if posterior.local else prior_mean[draw.n_inducing :])
         # Exactly zero or slightly negative only through rounding; the floor keeps the square root differentiable.
-        variance = variance.clamp_min(torch.finfo(variance.dtype).tiny).expand_as(mean)
+        variance = variance.clamp_min(torch.finfo(variance.dtype).tiny)
         inducing = None if posterior.local else factor.lower @ v + prior_mean[: draw.n_inducing]
         return draw.gaussian_rows(name, mean, variance, covariance, inducing)
 

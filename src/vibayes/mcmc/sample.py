@@ -74,7 +74,7 @@ def sample_posterior(
         progress: whether to show progress.
         checkpoint: a file from which a killed run goes on, on CPU to exactly the same draws.
         checkpoint_seconds: how often it is written.
-        compile: evaluate the density through `torch.compile`.
+        compile: evaluate the density through `torch.compile`; on a CPU that takes a C++ compiler.
 
     >>> import torch, vibayes as vb
     >>> x = torch.linspace(0, 1, 10, dtype=torch.float64)[:, None]

@@ -2,6 +2,8 @@
 
 import fnmatch
 import math
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,13 +21,18 @@ from vibayes.posteriors.point import Point
 from vibayes.priors import Root
 from vibayes.trainable import TrainableModel
 
-__all__ = ["Evaluation", "ModelTarget", "Part", "Priors", "Target", "as_target"]
+__all__ = ["Evaluation", "ModelTarget", "Part", "Priors", "Target", "as_target", "can_compile"]
 
 LogDensity = Callable[[Tensor], Tensor]
 Priors = Mapping[str, Distribution | None]
 
 # Draws of the prior from which the scales of parameters are taken before there are any of the posterior.
 _SCALE_DRAWS = 1000
+
+
+def can_compile() -> bool:
+    """Whether there is a C++ compiler, without which `torch.compile` does nothing for tensors on a CPU."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++", "cl") if name)
 
 
 class Evaluation(NamedTuple):
@@ -113,6 +120,10 @@ class Target:
 
     def compile(self) -> None:
         """Evaluate through `torch.compile` from now on: some ten seconds first, then several times faster."""
+        if self.device.type == "cpu" and not can_compile():
+            raise ConfigurationError(
+                "compile=True needs a C++ compiler (g++, or another named by CXX); none was found."
+            )
         # compiled code may not ask for the gradient of something outside of it, hence grad inside vmap here
         inner = torch.func.grad_and_value(self._tempered, has_aux=True)
         self._compiled = torch.compile(torch.func.vmap(inner, in_dims=(0, None)), dynamic=False)

@@ -70,7 +70,8 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
     each = precision is not None and precision.ndim == 2  # a precision for each output
     if precision is None:
         assert T is not None
-        inner = T.mT @ gram @ T  # [M, M]
+        # T^T K T. The factor is the same in all draws: on the right of a product it meets the rows of all draws at once
+        inner = (gram @ T).mT.contiguous() @ T  # [M, M]
     else:
         t = precision.sqrt()  # [M] or [P, M]
         inner = t[..., :, None] * gram * t[..., None, :]  # [M, M] or [P, M, M]
@@ -78,7 +79,7 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
     def transposed(rows: Tensor) -> Tensor:  # T^T rows
         if precision is None:
             assert T is not None
-            return T.mT @ rows
+            return (rows.mT.contiguous() @ T).mT
         return rows * (t.mT if each else t[:, None])
 
     C = draw.factor(f"{site.name}.pseudo", _plus_identity(inner), jitter=False)
@@ -92,7 +93,7 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
         both = C.solve(torch.cat([missed, seen], -1))  # [M, 2 P]
         solved, whitened = C.solve_transposed(both[..., :P]), both[..., P:]
         log_det = P * C.log_det
-    v = v0 + design.mT @ (transposed(solved) if T is None else T @ solved)
+    v = v0 + design.mT @ (transposed(solved) if T is None else (solved.mT.contiguous() @ T.mT).mT)
     fit = (e0 + solved).square().sum()  # T^T (y - D v), since B solved = missed
     # constants and |Lambda| cancel
     draw.add(site.name, 0.5 * (fit - whitened.square().sum() - log_det))

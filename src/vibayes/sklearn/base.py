@@ -17,10 +17,10 @@ from torch import Tensor
 
 from vibayes.data import as_tensor
 from vibayes.errors import ConfigurationError, DataError
+from vibayes.families import Plan, Task
 from vibayes.likelihoods import Likelihood
 from vibayes.prediction import Prediction
 from vibayes.saving import save
-from vibayes.sklearn.families import Plan, Task
 from vibayes.trainable import TrainableModel
 from vibayes.training import fit, schedules
 from vibayes.training.run import find_device
@@ -43,7 +43,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     Args:
         steps: training steps; chosen by the model and the data when None.
-        lr: learning rate of Adam; it falls to a tenth for the last quarter of the steps.
+        lr: learning rate of Adam, by the family when None; it falls to a tenth for the last quarter of the steps.
         batch_size: rows per training step; None: all of up to 1,000 rows, 500 of more (deep kernels: 50).
         n_samples: draws of the function per training step; when None 5, or 1 where nothing is sampled.
         n_draws: draws of the function in predictions.
@@ -68,7 +68,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     _saveable = True  # described by its attributes; see vibayes.saving
 
     steps: int | None
-    lr: float
+    lr: float | None
     batch_size: int | None
     n_samples: int | None
     n_draws: int
@@ -134,9 +134,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             raise ConfigurationError(f"dtype must be 'float64' or 'float32', got {self.dtype!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer):
             raise ConfigurationError(f"seed must be a whole number, got {self.seed!r}.")
-        likelihood, outputs = self._likelihood(targets)
         with _default_dtype(_DTYPES[self.dtype]), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
+            likelihood, outputs = self._likelihood(targets)
             task = Task(as_tensor(X, "X"), outputs, likelihood, self._scaling(likelihood))
             plan = self._plan(task)
         return plan.model, self._options(plan, len(X))
@@ -155,7 +155,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         drop = max(1, round(_LAST_PART * steps)) if isinstance(steps, int) else 1
         return {
             "steps": steps,
-            "lr": self.lr,
+            "lr": plan.lr if self.lr is None else self.lr,
             "lr_schedule": schedules.piecewise([drop], [1.0, 0.1]),
             "batch_size": None if batch is None else min(batch, n),
             "n_samples": plan.n_samples if self.n_samples is None else self.n_samples,

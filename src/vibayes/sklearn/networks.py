@@ -3,9 +3,9 @@
 As scikit-learn wants it, constructors only store their arguments; these are checked in `fit`.
 """
 
-from vibayes.sklearn import families
+from vibayes import families
+from vibayes.families import Plan, Task
 from vibayes.sklearn.base import Estimator
-from vibayes.sklearn.families import Plan, Task
 from vibayes.sklearn.tasks import Classifier, Regressor
 from vibayes.training.history import Callback
 
@@ -24,7 +24,7 @@ class _BNN(Estimator):
         posterior: str = "global_inducing",
         prior: str = "neal",
         steps: int | None = None,
-        lr: float = 1e-2,
+        lr: float | None = None,
         batch_size: int | None = None,
         n_samples: int | None = None,
         n_draws: int = 100,

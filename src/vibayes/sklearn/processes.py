@@ -3,10 +3,10 @@
 As scikit-learn wants it, constructors only store their arguments; these are checked in `fit`.
 """
 
+from vibayes import families
+from vibayes.families import Plan, Task
 from vibayes.kernels import Kernel
-from vibayes.sklearn import families
 from vibayes.sklearn.base import Estimator
-from vibayes.sklearn.families import Plan, Task
 from vibayes.sklearn.tasks import Classifier, Regressor
 from vibayes.training.history import Callback
 
@@ -31,7 +31,7 @@ class _GP(Estimator):
         n_inducing: int = 200,
         restarts: int = 3,
         steps: int | None = None,
-        lr: float = 1e-2,
+        lr: float | None = None,
         batch_size: int | None = None,
         n_samples: int | None = None,
         n_draws: int = 100,
@@ -67,7 +67,7 @@ class _GP(Estimator):
 class GPRegressor(Regressor, _GP):
     """Gaussian process regression.
 
-    Up to 1,000 rows it is exact (closed-form evidence, L-BFGS from several starts); up to 10,000 the sparse `SGPR` with
+    Up to 2,000 rows it is exact (closed-form evidence, L-BFGS from several starts); up to 10,000 the sparse `SGPR` with
     its collapsed bound; beyond, a stochastic variational GP on minibatches.
 
     Args:
@@ -119,7 +119,7 @@ class _DeepGP(Estimator):
         width: int | None = None,
         n_inducing: int = 100,
         steps: int | None = None,
-        lr: float = 1e-2,
+        lr: float | None = None,
         batch_size: int | None = None,
         n_samples: int | None = None,
         n_draws: int = 100,
@@ -203,7 +203,7 @@ class _DeepWishart(Estimator):
         n_inducing: int = 100,
         mixing: str = "AB",
         steps: int | None = None,
-        lr: float = 1e-2,
+        lr: float | None = None,
         batch_size: int | None = None,
         n_samples: int | None = None,
         n_draws: int = 100,

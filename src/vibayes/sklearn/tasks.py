@@ -3,23 +3,17 @@
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d
 
+from vibayes import families
 from vibayes.errors import DataError
-from vibayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from vibayes.parameters import Positive
+from vibayes.likelihoods import Likelihood
 from vibayes.sklearn.base import Estimator, _numpy
 
 __all__ = ["Classifier", "Regressor"]
-
-# The noise variance to start from, as a share of the targets' variance.
-_NOISE = 0.1
-# How much faster than other parameters its logarithm moves (thesis, appendix "Parameter scaling for Adam").
-_FASTER = 5.0
 
 
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
@@ -41,9 +35,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     def _likelihood(self, y: NDArray[Any]) -> tuple[Likelihood, int]:
         outputs = 1 if y.ndim == 1 else y.shape[1]
         scale = 1.0 if self.standardize else max(float(np.var(y)), 1e-12)
-        dtype = torch.float64 if self.dtype == "float64" else torch.float32
-        noise = Positive(_NOISE * scale, scale=_FASTER)
-        return Gaussian(noise).to(dtype), outputs
+        return families.noise(outputs, variance=scale), outputs
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean of each row, and with `return_std` the standard deviation of its target."""
@@ -111,9 +103,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return found
 
     def _likelihood(self, y: NDArray[Any]) -> tuple[Likelihood, int]:
-        count = len(self.classes_)
-        dtype = torch.float64 if self.dtype == "float64" else torch.float32
-        return (Bernoulli().to(dtype), 1) if count == 2 else (Categorical().to(dtype), count)
+        return families.classes(len(self.classes_))
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities of the classes, in the order of `classes_`: `[N, C]`."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vibayes.bound import Bound
-from vibayes.parameters import hyperparameters
+from vibayes.parameters import Positive, hyperparameters
+from vibayes.trainable import TrainableModel
 from vibayes.training.history import History
 from vibayes.training.problem import Single
 from vibayes.training.progress import Progress
@@ -24,13 +25,24 @@ from vibayes.training.run import (
     set_generators,
 )
 
-__all__ = ["LbfgsRun"]
+__all__ = ["LbfgsRun", "perturb"]
 
 # How many iterations one call of torch's optimizer makes between two looks at the run.
 _CHUNK = 20
 # It has converged when so many iterations gain less than this many nats in all.
 _ENOUGH = 1e-5
 _NOT_FINITE = "the bound was not finite"
+
+
+@torch.no_grad()
+def perturb(model: TrainableModel, seed: int) -> None:
+    """Move learned hyperparameters by standard normal noise: positive ones on the logarithmic scale."""
+    generator = torch.Generator().manual_seed(seed)
+    for _, hyperparameter in hyperparameters(model):
+        if hyperparameter.raw.requires_grad:
+            noise = torch.randn(hyperparameter.raw.shape, generator=generator, dtype=model.dtype)
+            speed = hyperparameter.scale if isinstance(hyperparameter, Positive) else 1.0
+            hyperparameter.raw.add_(noise.to(hyperparameter.raw.device) / speed)
 
 
 class LbfgsRun:
@@ -193,11 +205,7 @@ class LbfgsRun:
     def new_start(self) -> None:
         """Start over from the first state with hyperparameters moved by standard normal noise."""
         self.model.load_state_dict(self.first)
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.restart)
-        for _, hyperparameter in hyperparameters(self.model):
-            if hyperparameter.raw.requires_grad:
-                noise = torch.randn(hyperparameter.raw.shape, generator=generator, dtype=self.model.dtype)
-                hyperparameter.raw.add_(noise.to(hyperparameter.raw.device))
+        perturb(self.model, 1_000_003 * self.seed + self.restart)
         self.step, self.history = 0, History(n_data=self.n_data, events=self.history.events)
         self._new_optimizer()
 

@@ -314,13 +314,13 @@ def _check_alike(models: Sequence[TrainableModel]) -> None:
 
 
 def _structure(model: nn.Module) -> dict[str, Any]:
-    """What must agree between replicas: classes, shapes, what is fixed, and plain settings."""
+    """What must agree between replicas: classes, shapes, what is fixed, and plain settings that are not starts."""
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
         settings = {
             key: value
             for key, value in vars(module).items()
-            if not key.startswith("_") and isinstance(value, bool | int | float | str | tuple)
+            if not key.startswith(("_", "given_")) and isinstance(value, bool | int | float | str | tuple)
         }
         settings.pop("row_shape", None)  # known only once data were seen
         found[name or "the model"] = (type(module).__name__, settings)

@@ -1,4 +1,9 @@
-"""The model of each family for a task, with starts and training options that suit the size of the data."""
+"""The model of each family for a table, with starts and training options that suit its size.
+
+What the estimators of `vibayes.sklearn` and `vibayes compare` know about architectures, sizes, starting values and
+learning rates stands here and nowhere else. Starts and rates were chosen by the bound that short runs reach on UCI
+tables.
+"""
 
 import copy
 import math
@@ -13,14 +18,28 @@ from vibayes.errors import ConfigurationError
 from vibayes.inducing import choose_inducing
 from vibayes.kernels import Kernel, Matern12, Matern32, Matern52, RationalQuadratic, SquaredExponential
 from vibayes.layers import GP, Linear
-from vibayes.likelihoods import Gaussian, Likelihood
+from vibayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from vibayes.means import IdentityMean
 from vibayes.model import Model
+from vibayes.parameters import Positive
 from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing, MeanField
 from vibayes.priors import NealPrior, ScalePrior, StandardPrior
 from vibayes.trainable import TrainableModel
 
-__all__ = ["KERNELS", "Plan", "Task", "bnn", "deep_gp", "deep_kernel", "deep_wishart", "gp"]
+__all__ = [
+    "COLLAPSED_ROWS",
+    "EXACT_ROWS",
+    "KERNELS",
+    "Plan",
+    "Task",
+    "bnn",
+    "classes",
+    "deep_gp",
+    "deep_kernel",
+    "deep_wishart",
+    "gp",
+    "noise",
+]
 
 KERNELS: dict[str, type[Any]] = {
     "squared_exponential": SquaredExponential,
@@ -31,6 +50,9 @@ KERNELS: dict[str, type[Any]] = {
 }
 _PRIORS = {"neal": NealPrior, "standard": StandardPrior, "scale": ScalePrior}
 
+# Up to how many training rows a GP is exact, and collapsed sparse; beyond, it sees minibatches.
+EXACT_ROWS = 2_000
+COLLAPSED_ROWS = 10_000
 # Up to how many rows all of them enter every step of a model that can do with fewer.
 _FULL_BATCH = 1_000
 _BATCH = 500
@@ -39,6 +61,30 @@ _DRAWS = 5
 # Log precision from which the last layer's pseudo-outputs start, themselves at targets: sure of them, as of data with
 # little noise. Starting at 0 costs several hundred steps.
 _SURE = 2.0
+# Starting variance of mean-field weights times their fan-in: nearer to the prior than the layers' default, from which
+# a short run spends its steps on widening thousands of Gaussians.
+_WIDE = 0.1
+# The noise variance to start from, as a share of the targets' variance, and how much faster than other parameters its
+# logarithm moves (thesis, appendix "Parameter scaling for Adam").
+_NOISE = 0.1
+_FASTER = 5.0
+
+
+def noise(outputs: int, *, variance: float = 1.0, least: float = 0.0) -> Gaussian:
+    """The likelihood of real targets: Gaussian noise, one variance for each of them.
+
+    Args:
+        outputs: how many targets a row has.
+        variance: of the targets, as the model sees them.
+        least: variance that the noise has at least, such as that of rounding, also as the model sees it.
+    """
+    start = torch.full((outputs,) if outputs > 1 else (), max(_NOISE * variance, 2.0 * least))
+    return Gaussian(Positive(start, scale=_FASTER, least=least), out_features=outputs if outputs > 1 else None)
+
+
+def classes(count: int) -> tuple[Likelihood, int]:
+    """The likelihood of so many classes, and how many functions it takes."""
+    return (Bernoulli(), 1) if count == 2 else (Categorical(), count)
 
 
 @dataclass(frozen=True)
@@ -69,11 +115,12 @@ class Task:
     def inducing(self, n: int) -> Tensor:
         """Training rows spread over the data: k-means centres, of standardised columns where the model standardises."""
         x = self.x.to(torch.get_default_dtype())
+        n, seed = min(n, len(x)), int(torch.randint(2**31, ()))  # torch's generator decides, as on other starts
         if self.standardize is None:
-            return choose_inducing(x, min(n, len(x)))
+            return choose_inducing(x, n, seed=seed)
         centre, scale = x.mean(0), x.std(0, correction=0)
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        return choose_inducing((x - centre) / scale, min(n, len(x))) * scale + centre
+        return choose_inducing((x - centre) / scale, n, seed=seed) * scale + centre
 
 
 @dataclass(frozen=True)
@@ -83,7 +130,8 @@ class Plan:
     Attributes:
         model: the model, not yet trained.
         optimizer: `"adam"` or `"lbfgs"`.
-        steps: of Adam.
+        steps: of Adam, where there is time for so many.
+        lr: learning rate of Adam.
         batch_size: rows per step of Adam; None for all.
         n_samples: draws per step; None for the default of `fit`.
         restarts: starts of L-BFGS.
@@ -92,6 +140,7 @@ class Plan:
     model: TrainableModel
     optimizer: str = "adam"
     steps: int = 2_000
+    lr: float = 0.03
     batch_size: int | None = None
     n_samples: int | None = None
     restarts: int = 1
@@ -116,7 +165,12 @@ def _positive(value: Any, name: str, least: int = 1) -> int:
 
 
 def gp(task: Task, *, kernel: str | Kernel, method: str, n_inducing: int, restarts: int) -> Plan:
-    """A Gaussian process: exact, collapsed sparse, or stochastic variational, by the number of rows."""
+    """A Gaussian process: exact, collapsed sparse, or stochastic variational, by the number of rows.
+
+    >>> task = Task(torch.zeros(30, 2), 1, noise(1), "both")
+    >>> type(gp(task, kernel="matern52", method="auto", n_inducing=200, restarts=3).model).__name__
+    'ExactGP'
+    """
     if method not in ("auto", "exact", "sgpr", "svgp"):
         raise ConfigurationError(f"method must be 'auto', 'exact', 'sgpr' or 'svgp', got {method!r}.")
     _positive(restarts, "restarts")
@@ -126,7 +180,7 @@ def gp(task: Task, *, kernel: str | Kernel, method: str, n_inducing: int, restar
         raise ConfigurationError(f"method={method!r} is for regression; classes take method='svgp' or 'auto'.")
     if method == "auto":
         n = len(task.x)
-        method = "svgp" if not conjugate or n > 10_000 else "exact" if n <= 1_000 else "sgpr"
+        method = "svgp" if not conjugate or n > COLLAPSED_ROWS else "exact" if n <= EXACT_ROWS else "sgpr"
     chosen = _kernel(kernel, task.width, ard=True)
     if method == "exact":
         model: TrainableModel = ExactGP(chosen, task.likelihood, standardize=task.standardize)
@@ -143,6 +197,11 @@ def _hidden_width(width: int | None, task: Task) -> int:
     return min(task.width, 30) if width is None else _positive(width, "width")
 
 
+def _sure(task: Task) -> GlobalInducing:
+    """The posterior of a last layer of GPs; a full precision of each of many outputs would take too long."""
+    return GlobalInducing("full" if task.outputs <= 10 else "diagonal", log_precision=_SURE)
+
+
 def deep_gp(task: Task, *, kernel: str, depth: int, width: int | None, n_inducing: int) -> Plan:
     """A deep GP with global inducing points; identity means where a layer is as wide as its inputs."""
     widths = [task.width] + [_hidden_width(width, task)] * (_positive(depth, "depth") - 1)
@@ -154,7 +213,7 @@ def deep_gp(task: Task, *, kernel: str, depth: int, width: int | None, n_inducin
                 p,
                 kernel=_kernel(kernel, d, ard=True),
                 mean=IdentityMean() if d == p and not last else None,
-                posterior=GlobalInducing("full", log_precision=_SURE if last else None),
+                posterior=_sure(task) if last else GlobalInducing("full"),
             )
         )
     inducing = task.inducing(_positive(n_inducing, "n_inducing"))
@@ -168,7 +227,7 @@ def deep_wishart(task: Task, *, kernel: str, depth: int, width: int | None, n_in
     layers = []
     for number, (d, p) in enumerate(zip(widths, [*widths[1:], task.outputs], strict=True)):
         last = number == len(widths) - 1
-        posterior = GlobalInducing("full", log_precision=_SURE) if last else GeneralizedWishart(mixing)
+        posterior = _sure(task) if last else GeneralizedWishart(mixing)
         layers.append(GP(p, kernel=_kernel(kernel, d, ard=number == 0), posterior=posterior))
     inducing = task.inducing(_positive(n_inducing, "n_inducing"))
     model = Model(nn.Sequential(*layers), task.likelihood, inducing, standardize=task.standardize)
@@ -184,12 +243,14 @@ def bnn(task: Task, *, depth: int, width: int, n_inducing: int, posterior: str, 
     widths = [task.width] + [_positive(width, "width")] * _positive(depth, "depth")
     together = posterior == "global_inducing"
     layers: list[nn.Module] = []
-    for d, p in zip(widths, [*widths[1:], task.outputs], strict=True):
-        chosen = GlobalInducing() if together else MeanField()
+    for number, (d, p) in enumerate(zip(widths, [*widths[1:], task.outputs], strict=True)):
+        sure = _SURE if number == len(widths) - 1 else None
+        chosen = GlobalInducing(log_precision=sure) if together else MeanField(_WIDE)
         layers += [Linear(d, p, prior=_PRIORS[prior](), posterior=chosen), nn.ReLU()]
     inducing = task.inducing(_positive(n_inducing, "n_inducing")) if together else None
     model = Model(nn.Sequential(*layers[:-1]), task.likelihood, inducing, standardize=task.standardize)
-    return Plan(model, steps=3_000, batch_size=task.batch(), n_samples=_DRAWS)
+    lr = 0.03 if together else 0.05
+    return Plan(model, steps=3_000, lr=lr, batch_size=task.batch(), n_samples=_DRAWS)
 
 
 def deep_kernel(task: Task, *, kernel: str, depth: int, width: int, n_features: int, n_inducing: int) -> Plan:
@@ -206,4 +267,4 @@ def deep_kernel(task: Task, *, kernel: str, depth: int, width: int, n_features: 
     M = min(_positive(n_inducing, "n_inducing"), len(task.x))
     last = GP(task.outputs, kernel=_kernel(kernel, features, ard=True), posterior=LocalInducing(M))
     model = Model(nn.Sequential(*layers[:-1], last), task.likelihood, standardize=task.standardize)
-    return Plan(model, steps=2_000, batch_size=50 if len(task.x) <= 5_000 else _BATCH)
+    return Plan(model, steps=2_000, lr=0.01, batch_size=50 if len(task.x) <= 5_000 else _BATCH)

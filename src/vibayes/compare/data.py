@@ -1,0 +1,165 @@
+"""A table ready for a comparison: encoded, with rows held out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vibayes.compare.families import Problem, rounding
+from vibayes.errors import ConfigurationError, DataError
+from vibayes.tables import Encoder, Table, Target
+from vibayes.tables.columns import count
+from vibayes.tables.targets import learn_target
+
+__all__ = ["MAX_TEST_ROWS", "Data", "prepare"]
+
+MIN_ROWS = 10
+MAX_TEST_ROWS = 10_000
+# Steps of a target beyond this share of its standard deviation are worth a note.
+COARSE = 0.1
+
+
+@dataclass
+class Data:
+    """A table ready for models.
+
+    Attributes:
+        table: the table.
+        encoder: how inputs become numbers; learned from rows that train, and nothing else.
+        target: what is predicted.
+        x: `[rows, D]`, every row of the table.
+        y: the targets of all rows; rows without a target hold zeros.
+        known: which rows have a target.
+        train: numbers of the rows that train.
+        test: numbers of the held-out rows.
+        notes: what was decided, in sentences.
+    """
+
+    table: Table
+    encoder: Encoder
+    target: Target
+    x: Tensor
+    y: Tensor
+    known: NDArray[np.bool_]
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    notes: list[str] = field(default_factory=list)
+
+    def part(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some rows."""
+        chosen = torch.as_tensor(rows)
+        return self.x[chosen], self.y[chosen]
+
+    def problem(self, rows: NDArray[np.int64], minutes: float = math.inf) -> Problem:
+        """What models learn from some rows."""
+        x, y = self.part(rows)
+        return Problem(x, y, self.target.kind, self.target.width, minutes)
+
+
+def prepare(
+    table: Table,
+    targets: Sequence[str],
+    *,
+    task: str | None = None,
+    ignore: Sequence[str] = (),
+    test: float | NDArray[np.int64] | None = None,
+    seed: int = 0,
+) -> Data:
+    """Encode a table and hold out rows.
+
+    Args:
+        table: the table.
+        targets: the columns to predict.
+        task: `"regression"` or `"classification"`, where it should not be guessed.
+        ignore: columns not to be used.
+        test: the share of rows to hold out, or their numbers; by default a tenth, at least 20 and at most 10,000 rows,
+            and a fifth of tables with fewer than 100 rows. Zero holds out nothing.
+        seed: which rows.
+    """
+    frame = table.frame
+    for name in (*targets, *ignore):
+        if name in table.repeated:
+            raise DataError(
+                f"The name {name!r} stands over several columns, so it does not say which one is meant. Rename them."
+            )
+    for name in ignore:
+        if name not in frame.columns:
+            raise DataError(f"The table has no column {name!r} to ignore.")
+    target = learn_target(frame, list(targets), task)
+    y, known = target.encode(frame)
+    notes = list(table.notes)
+    if not known.all():
+        notes.append(f"{count((~known).sum(), 'row')} without a target cannot train or test, but get predictions.")
+    rows = np.flatnonzero(known)
+    if len(rows) < MIN_ROWS:
+        raise DataError(f"The table has {count(len(rows), 'row')} with a target; at least {MIN_ROWS} are needed.")
+    train_rows, test_rows = _split(rows, y, target.kind, test, seed)
+    encoder = Encoder.learn(frame.iloc[train_rows], leave_out=(*targets, *ignore))
+    encoded = encoder.encode(frame)
+    notes += encoded.notes + _copies(encoded.x, y, train_rows, test_rows)
+    if target.kind == "regression":
+        notes += _coarse(y[train_rows], target.names)
+    return Data(
+        table, encoder, target, torch.as_tensor(encoded.x), torch.as_tensor(y), known, train_rows, test_rows, notes
+    )
+
+
+def _copies(x: NDArray[Any], y: NDArray[Any], train: NDArray[np.int64], test: NDArray[np.int64]) -> list[str]:
+    """A note where held-out rows are copies of rows that train."""
+    rows = np.ascontiguousarray(np.column_stack([x, y]))
+    seen = {row.tobytes() for row in rows[train]}
+    copies = sum(row.tobytes() in seen for row in rows[test])
+    if not copies:
+        return []
+    what = "is a copy" if copies == 1 else "are copies"
+    return [
+        f"{copies} of the {count(len(test), 'held-out row')} {what} of rows that train, target included; for rows that "
+        "are new, expect lower scores."
+    ]
+
+
+def _coarse(y: NDArray[Any], names: Sequence[str]) -> list[str]:
+    """A note where a target was recorded in steps that are not small beside its spread."""
+    notes = []
+    for name, column in zip(names, torch.as_tensor(y).reshape(len(y), -1).unbind(1), strict=True):
+        step = rounding(column)
+        if step > COARSE * float(column.std()):
+            notes.append(
+                f"{name} is recorded in steps of {step:g}: no model's noise is let below the rounding error, a "
+                f"standard deviation of {step / math.sqrt(12.0):.3g}."
+            )
+    return notes
+
+
+def _split(
+    rows: NDArray[np.int64], y: NDArray[Any], kind: str, test: float | NDArray[np.int64] | None, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows that train and rows that test; every class has its share of both."""
+    if isinstance(test, np.ndarray):
+        held = np.intersect1d(rows, test)
+        rest = np.setdiff1d(rows, test)
+        if len(held) == 0 or len(rest) < MIN_ROWS // 2:
+            raise ConfigurationError("The numbers of test rows leave nothing to train on or nothing to test.")
+        return rest, held
+    n = len(rows)
+    if test is None:
+        size = min(max(20, round(0.1 * n)), MAX_TEST_ROWS) if n >= 100 else max(2, round(0.2 * n))
+    else:
+        if not 0.0 <= test < 1.0:
+            raise ConfigurationError(f"The share of test rows must be at least 0 and below 1, got {test}.")
+        size = round(test * n)
+    random = np.random.RandomState(seed)
+    if kind == "regression":
+        order = random.permutation(rows)
+        return np.sort(order[size:]), np.sort(order[:size])
+    held_rows: list[int] = []
+    for label in np.unique(y[rows]):
+        members = random.permutation(rows[y[rows] == label])
+        held_rows += members[: min(round(size * len(members) / n), len(members) - 1)].tolist()
+    held = np.sort(np.array(held_rows, dtype=np.int64))
+    return np.setdiff1d(rows, held), held

@@ -1,0 +1,86 @@
+"""Computing and drawing figures apart: arrays are kept, drawn later, and earlier entries stay."""
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vibayes import plotting
+from vibayes.errors import ConfigurationError
+from vibayes.experiments import commands
+from vibayes.experiments.drawing import Drawing
+from vibayes.experiments.record import Number, Result
+
+
+def line(seed: int) -> Result:
+    x = torch.linspace(0.0, 1.0, 9)
+    return Result(None, [Number("seed", float(seed))], arrays={"x": x, "mean": seed * x, "std": x.flip(0)})
+
+
+def drawing() -> Drawing:
+    def paint(arrays: dict[str, torch.Tensor]) -> object:
+        return plotting.posterior_1d((arrays["mean"], arrays["std"]), arrays["x"]).figure
+
+    both = {"first": line, "second": line}
+    return Drawing("lines", both, {name: f"fig:{name}" for name in both}, paint={name: paint for name in both})
+
+
+def test_results_of_figures_stay_beside_one_another(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    reported: list[str] = []
+    drawing().run(tmp_path, figures=["second"], seed=3)
+    found = drawing().run(tmp_path, figures=["first"], seed=4, report=lambda name, _: reported.append(name))
+    assert reported == ["first"]
+    assert list(found["figures"]) == ["first", "second"]
+    assert [entry["seed"] for entry in found["figures"].values()] == [4, 3]
+    assert found["figures"]["second"]["numbers"][0]["ours"] == 3.0
+    assert json.loads((tmp_path / "lines.json").read_text())["figures"] == found["figures"]
+    (tmp_path / "lines.json").write_text("[]")
+    assert list(drawing().run(tmp_path, figures=["first"])["figures"]) == ["first"]
+
+
+def test_drawing_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    seen = importlib.util.find_spec
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else seen(name, *a))
+        found = drawing().run(tmp_path, figures=["first"], seed=2)
+    assert found["figures"]["first"]["file"] is None
+    assert not (tmp_path / "first.png").exists()
+    assert drawing().draw(tmp_path) == [tmp_path / "first.png"]
+    assert (tmp_path / "first.png").read_bytes().startswith(b"\x89PNG")
+    written = json.loads((tmp_path / "lines.json").read_text())
+    assert written["figures"]["first"]["file"] == "first.png"
+    assert written["figures"]["first"]["numbers"] == found["figures"]["first"]["numbers"]
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no result file"):
+        drawing().draw(tmp_path)
+    (tmp_path / "lines.json").write_text('{"figures": {"first": {}}}')
+    with pytest.raises(ConfigurationError, match="no arrays of figures"):
+        drawing().draw(tmp_path)
+    (tmp_path / "first.safetensors").write_bytes(b"no")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        drawing().draw(tmp_path)
+    with pytest.raises(ConfigurationError, match="dkl-uci keeps no arrays"):
+        commands.draw("dkl-uci", out=tmp_path)
+    with pytest.raises(ConfigurationError, match="no result file"):
+        commands.draw("gi-toy", out=tmp_path)
+
+
+@pytest.mark.parametrize("script", ["dkl_toy", "dkl_hmc", "bnn_toy"])
+def test_computing_needs_no_matplotlib(script: str) -> None:
+    """These run for long, on machines that have little more than torch."""
+    code = (
+        f"import sys; sys.modules['matplotlib'] = None; import vibayes.experiments.{script} as m; print(len(m.FIGURES))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    module = importlib.import_module(f"vibayes.experiments.{script}")
+    assert int(done.stdout) == len(module.FIGURES)
+    assert set(module.DRAWING.paint) == set(module.FIGURES)

@@ -120,12 +120,17 @@ def _start_factors(hidden: list[Layer], std: float | None) -> None:
 
 
 def _global(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
-    """Global inducing points, full precision; the last layer's pseudo-outputs start at the targets."""
+    """Global inducing points, full precision; the last layer's pseudo-outputs start at the targets.
+
+    Those of hidden layers start at the inducing inputs themselves with `hidden_outputs` `"inputs"`, else at random.
+    """
+    outputs = check_name(chosen.get("hidden_outputs", "normal"), ("normal", "inputs"), "hidden_outputs option")
     if last:
         # given, and not left to the nearest rows: these may be others where inputs are repeated
         targets = split.y_train[:n_inducing].reshape(n_inducing, -1)
         return GlobalInducing("full", pseudo_outputs=targets, log_precision=chosen.get("last_log_precision", 0.0))
-    return GlobalInducing("full", log_precision=chosen.get("log_precision", -4.0))
+    start = split.x_train[:n_inducing] if outputs == "inputs" else None
+    return GlobalInducing("full", pseudo_outputs=start, log_precision=chosen.get("log_precision", -4.0))
 
 
 def _wishart(mixing: str) -> _LayerPosterior:

@@ -1,20 +1,24 @@
 """Many sparse GPs at once: seconds per joint step of `fit_many`, eager, compiled and as a CUDA graph.
 
 For every number of replicas R the table gives milliseconds per step of all replicas together, the time of one model
-alone in the same run, and the gain: how much faster R replicas are together than one after the other.
+alone in the same run, the gain (how much faster R replicas are together than one after the other), peak memory, and the
+arithmetic of a step's matrix products and factorizations with the share of the device's peak that it reaches.
 
     python benchmarks/replicas.py --device cuda --out replicas.json
     python benchmarks/replicas.py --device cpu --replicas 1 20 --gpytorch
 """
 
 import argparse
+import gc
 import json
+import math
 import platform
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import vibayes as vb
 from vibayes.training.adam import AdamRun
@@ -53,13 +57,15 @@ def options(steps: int, **more: Any) -> Options:
 
 
 def time_run(replicas: int, batch_size: int | None, device: str, steps: int, **more: Any) -> dict[str, float]:
+    cuda = device.startswith("cuda")
+    gc.collect()  # graphs of earlier runs sit in reference cycles and hold their memory
+    before = torch.cuda.memory_allocated() if cuda else 0
     pairs = [model_and_source(r, batch_size, device) for r in range(replicas)]
     models, sources = [p[0] for p in pairs], [p[1] for p in pairs]
     problem = Single(models[0], sources[0], 1) if replicas == 1 else Stacked(models, sources, 1)
     run = AdamRun(
         problem, options(steps, **more), lambda state, force=False: None, Progress(None, show=False), [1e-3] * replicas
     )
-    cuda = device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     warm_up = 6
@@ -73,8 +79,23 @@ def time_run(replicas: int, batch_size: int | None, device: str, steps: int, **m
     if cuda:
         torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / steps
-    memory = torch.cuda.max_memory_allocated() / 2**20 if cuda else float("nan")
-    return {"ms": 1e3 * seconds, "kind": run._one_step.kind, "peak_MiB": memory}
+    memory = (torch.cuda.max_memory_allocated() - before) / 2**20 if cuda else float("nan")
+    gflop = replicas * flop(models[0], sources[0]) / 1e9
+    return {"ms": 1e3 * seconds, "kind": run._one_step.kind, "peak_MiB": memory, "gflop": gflop}
+
+
+def flop(model: vb.Model, source: InMemory) -> int:
+    """Of one model's step."""
+    one = Stacked([model], [source], 1)
+    one.load(0)
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.vibayes.factorize: factorize_flop}) as counter:
+        torch.autograd.grad(one.bound().objective().sum(), one.parameters)
+    return counter.get_total_flops()
+
+
+def factorize_flop(shape: tuple[int, ...], *_: Any, **__: Any) -> int:
+    """A Cholesky factorization and the inverse of its factor, n^3 / 3 each."""
+    return int(2 * math.prod(shape[:-2]) * shape[-1] ** 3 / 3)
 
 
 def gpytorch_ms(batch_size: int | None, steps: int) -> float:
@@ -98,6 +119,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--modes", nargs="+", default=None, help="eager, graph, compiled")
     parser.add_argument("--gpytorch", action="store_true")
+    parser.add_argument("--peak", type=float, default=67.0, help="TFLOP/s of the device (H200: 67 in both dtypes)")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     cuda = arguments.device.startswith("cuda")
@@ -119,9 +141,11 @@ def main() -> None:
                     row |= time_run(R, arguments.batch_size, arguments.device, arguments.steps, **settings[mode])
                     alone = row["ms"] if R == 1 else alone
                     row["gain"] = R * alone / row["ms"] if alone else float("nan")
+                    row["of_peak"] = row["gflop"] / row["ms"] / arguments.peak
                     shown = f"{row['ms']:9.3f} ms  {row['kind']:6} gain {row['gain']:6.2f}  {row['peak_MiB']:8.0f} MiB"
+                    shown += f"  {row['gflop']:7.2f} GFLOP  {row['of_peak']:.1%} of peak"
                 except Exception as error:  # a mode that fails is a row that says so
-                    row["error"] = shown = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                    row["error"] = shown = f"{type(error).__name__}: {str(error)[:100]}"
                 rows.append(row)
                 print(f"{dtype!s:14} {mode:14} R={R:4d} {shown}", flush=True)
         if arguments.gpytorch:

@@ -98,11 +98,12 @@ def test_chapter_five_is_built_as_printed() -> None:
         )
         if mixing is None:
             assert all(isinstance(layer.posterior, GlobalInducing) for layer in hidden)
-            assert hidden[0].posterior.raw_factor.diagonal().tolist() == [-1.0] * 8  # half the log precision
+            assert torch.equal(hidden[0].posterior.pseudo_outputs, split.x_train[:8])
+            assert hidden[0].posterior.raw_factor.diagonal().tolist() == [1.0] * 8  # half the log precision
         else:
             assert all(isinstance(layer.posterior, GeneralizedWishart) for layer in hidden)
             assert [layer.posterior.mixing for layer in hidden] == [mixing] * 2
-        assert last.posterior.raw_factor.diagonal().tolist() == [0.0] * 8
+        assert last.posterior.raw_factor.diagonal().tolist() == [1.5] * 8
         assert torch.equal(last.posterior.pseudo_outputs[:, 0], split.y_train[:8])
         assert torch.equal(network.inducing, split.x_train[:8])
         lengthscales = [layer.kernel.lengthscale.value for layer in (*hidden, last)]
@@ -154,6 +155,9 @@ def test_training_of_chapter_five() -> None:
     assert (how["steps"], how["batch_size"], how["lr"], how["n_samples"]) == (20_000, 10_000, 1e-2, 10)
     assert [how["kl_weight"](step) for step in (0, 250, 1000, 19_999)] == [0.0, 0.25, 1.0, 1.0]
     assert [how["lr_schedule"](step) for step in (0, 9_999, 10_000)] == pytest.approx([1.0, 1.0, 0.1])
+    even = {**unit.options, "training": {**unit.options["training"], "lr_end": 0.01, "lr_hold": 0.5}}
+    rate = training_options(even, 41157)["lr_schedule"]
+    assert [rate(step) for step in (0, 10_000, 15_000, 20_000)] == pytest.approx([1.0, 1.0, 0.1, 0.01])
 
 
 def test_fewer_rows_than_inducing_points() -> None:

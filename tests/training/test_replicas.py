@@ -43,6 +43,15 @@ def deep_model(r: int) -> vb.Model:
     return vb.Model(torch.nn.Sequential(first, last), vb.Gaussian(0.2), standardize="both")
 
 
+def global_model(r: int, log_precision: float = 1.0) -> vb.Model:
+    torch.manual_seed(100 + r)
+    layers = [
+        vb.GP(p, kernel=vb.SquaredExponential(2), posterior=vb.GlobalInducing("full", log_precision=log_precision))
+        for p in (2, 1)
+    ]
+    return vb.Model(torch.nn.Sequential(*layers), vb.Gaussian(0.2), inducing=torch.randn(4, 2), standardize="both")
+
+
 def assert_alike(ours: vb.Model, theirs: vb.Model, rtol: float = 1e-9) -> None:
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=rtol, atol=1e-11), name
@@ -190,6 +199,13 @@ def test_models_that_differ_are_refused() -> None:
         )
 
 
+def test_starts_may_differ() -> None:
+    models = [global_model(0), global_model(1, log_precision=-2.0)]
+    vb.fit_many(models, [data(0), data(1)], steps=1, lr=1e-9, progress=False)
+    starts = [m.layers["1"].posterior.raw_factor.diagonal().mean().item() for m in models]
+    assert starts == pytest.approx([0.5, -1.0], abs=1e-6)
+
+
 def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     replicas = sys.modules["vibayes.training.replicas"]
     real, limit = replicas.as_problem, 2
@@ -211,7 +227,7 @@ def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
-@pytest.mark.parametrize("build", [regression_model, class_model, deep_model])
+@pytest.mark.parametrize("build", [regression_model, class_model, deep_model, global_model])
 @pytest.mark.parametrize("n", [30, 5])
 def test_compiling_changes_no_gradient(build, n: int) -> None:  # type: ignore[no-untyped-def]
     """`torch.compile` traces custom functions in its own way; the gradients it finds must be the same."""

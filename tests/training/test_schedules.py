@@ -29,6 +29,14 @@ def test_staircase_rises_and_stops() -> None:
     assert [round(down(k), 12) for k in range(5)] == [1.0, 0.6, 0.2, 0.0, 0.0]
 
 
+def test_exponential_falls_by_one_factor() -> None:
+    fall = schedules.exponential(2.0, 0.02, 50, hold=10)
+    assert [fall(step) for step in (0, 10)] == [2.0, 2.0]
+    factors = [fall(step + 1) / fall(step) for step in range(10, 50)]
+    assert max(factors) - min(factors) < 1e-12
+    assert [round(fall(step), 12) for step in (50, 60)] == [0.02, 0.02]
+
+
 def test_numbers_and_functions_are_schedules() -> None:
     assert as_schedule(0.3)(7) == 0.3
     assert as_schedule(2)(7) == 2.0
@@ -39,6 +47,8 @@ def test_numbers_and_functions_are_schedules() -> None:
 def test_refusals() -> None:
     with pytest.raises(vb.ConfigurationError, match="at least one step, got 0"):
         schedules.linear(0.0, 1.0, 0)
+    with pytest.raises(vb.ConfigurationError, match="hold below steps"):
+        schedules.exponential(1.0, 0.1, 10, hold=10)
     with pytest.raises(vb.ConfigurationError, match="one value more than milestones"):
         schedules.piecewise([1, 2], [1.0, 0.1])
     with pytest.raises(vb.ConfigurationError, match="rising milestones"):

@@ -96,6 +96,7 @@ def test_a_wrong_number_of_workers(wrong: object) -> None:
     [
         schedules.constant(0.3),
         schedules.linear(0.0, 1.0, 10),
+        schedules.exponential(1.0, 0.1, 10),
         schedules.piecewise([5], [1.0, 0.1]),
         schedules.staircase(0.0, 0.1, 3, 1.0),
     ],

@@ -205,24 +205,32 @@ def n_steps(training: Mapping[str, Any], n_data: int) -> int:
 def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
     """Keyword arguments of `fit`.
 
-    The rate falls by `lr_factor` at the fractions `lr_drops` of all steps. With `kl_warmup`, a number of steps, the
+    The rate falls by `lr_factor` at the fractions `lr_drops` of all steps; with `lr_end` it falls evenly instead, from
+    the fraction `lr_hold` of all steps on, to that part of itself. With `kl_warmup`, a number of steps, the
     KL weight rises linearly from 0 to `kl_weight` over the first of them; with `kl_rise`, a fraction, it starts at 0
     and rises by that fraction of `kl_weight` after every `kl_epochs` epochs. `augment` is a name in `AUGMENTATIONS`.
     """
     training = options["training"]
     steps = n_steps(training, n_data)
-    drops = [round(fraction * steps) for fraction in training.get("lr_drops", ())]
-    factors = [training.get("lr_factor", 0.1) ** k for k in range(len(drops) + 1)]
     return {
         "steps": steps,
         "batch_size": training.get("batch_size"),
         "lr": training.get("lr", 1e-3),
-        "lr_schedule": schedules.piecewise(drops, factors) if drops else 1.0,
+        "lr_schedule": _lr_schedule(training, steps),
         "kl_weight": _kl_schedule(training, n_data),
         "n_samples": training.get("n_samples"),
         "log_every": training.get("log_every", 50),
         **_augmentation(training),
     }
+
+
+def _lr_schedule(training: Mapping[str, Any], steps: int) -> float | schedules.Schedule:
+    """The factor of the learning rate."""
+    if training.get("lr_end") is not None:
+        return schedules.exponential(1.0, training["lr_end"], steps, hold=int(training.get("lr_hold", 0.0) * steps))
+    drops = [round(fraction * steps) for fraction in training.get("lr_drops", ())]
+    factors = [training.get("lr_factor", 0.1) ** k for k in range(len(drops) + 1)]
+    return schedules.piecewise(drops, factors) if drops else 1.0
 
 
 def _kl_schedule(training: Mapping[str, Any], n_data: int) -> float | schedules.Schedule:

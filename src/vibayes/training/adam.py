@@ -75,6 +75,7 @@ class AdamRun:
         self.in_window = 0
         self.good: dict[str, Any] = {}
         self._bound = compiled(problem.bound) if options.compile else problem.bound
+        self._update = compiled(self.optimizer.step) if options.compile else self.optimizer.step
         self._one_step = Step(self._compute, problem, options)
 
     @property
@@ -146,7 +147,7 @@ class AdamRun:
             for gradient in gradients:
                 distributed.all_reduce(gradient)
                 gradient.div_(self.options.world_size)
-        self.optimizer.step(gradients, [problem.spread(self.rates, p) for p in problem.parameters])
+        self._update(gradients, [problem.spread(self.rates, p) for p in problem.parameters])
         with torch.no_grad():
             self.terms[0].copy_(log_likelihood)
             self.terms[1].copy_(log_ratio)

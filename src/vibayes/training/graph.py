@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -18,24 +18,25 @@ _WARM_UP = 3
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-def compiled(function: Callable[[], T]) -> Callable[[], T]:
+def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """The function through `torch.compile`, or as it is where that fails; the reason is logged once."""
-    chosen: Callable[[], T] = torch.compile(function)
+    chosen: Callable[P, T] = torch.compile(function)
     tried = False
 
-    def call() -> T:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         nonlocal chosen, tried
         if tried:
-            return chosen()
+            return chosen(*args, **kwargs)
         tried = True
         try:
-            return chosen()
+            return chosen(*args, **kwargs)
         except Exception as error:
             chosen = function
             logger.warning("torch.compile failed and the step runs without it: %s", str(error).splitlines()[0])
-            return chosen()
+            return chosen(*args, **kwargs)
 
     return call
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vibayes.errors import ConfigurationError
 
-__all__ = ["Schedule", "as_schedule", "constant", "linear", "piecewise", "staircase"]
+__all__ = ["Schedule", "as_schedule", "constant", "exponential", "linear", "piecewise", "staircase"]
 
 Schedule = Callable[[int], float]
 
@@ -22,6 +22,18 @@ class _Linear:
 
     def __call__(self, step: int) -> float:
         return self.end if step >= self.steps else self.start + (self.end - self.start) * step / self.steps
+
+
+@dataclass(frozen=True)
+class _Exponential:
+    start: float
+    end: float
+    steps: int
+    hold: int
+
+    def __call__(self, step: int) -> float:
+        part = min(1.0, max(0.0, (step - self.hold) / (self.steps - self.hold)))
+        return float(self.start * (self.end / self.start) ** part)
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,20 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     if steps < 1:
         raise ConfigurationError(f"A linear schedule needs at least one step, got {steps}.")
     return _Linear(start, end, steps)
+
+
+def exponential(start: float, end: float, steps: int, *, hold: int = 0) -> Schedule:
+    """`start` for `hold` steps, then by the same factor in every step to `end` at step `steps`, then `end`.
+
+    >>> [round(exponential(1.0, 0.01, 30, hold=10)(step), 4) for step in (0, 10, 20, 30, 99)]
+    [1.0, 1.0, 0.1, 0.01, 0.01]
+    """
+    if start <= 0 or end <= 0 or not 0 <= hold < steps:
+        raise ConfigurationError(
+            f"exponential needs positive values and hold below steps; got start={start}, end={end}, steps={steps}, "
+            f"hold={hold}."
+        )
+    return _Exponential(start, end, steps, hold)
 
 
 def piecewise(milestones: Sequence[int], values: Sequence[float]) -> Schedule:

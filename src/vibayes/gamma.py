@@ -27,7 +27,7 @@ def gamma_from_normals(alpha: Float[Tensor, "..."], normals: Float[Tensor, "k ..
     True
     """
     drawn = _marsaglia_tsang(alpha.detach(), normals)
-    slope: Tensor = _GammaSlope.apply(alpha.detach(), drawn)  # type: ignore[no-untyped-call]
+    slope: Tensor = torch.ops.vibayes.gamma_slope(alpha.detach(), drawn)
     return drawn + (alpha - alpha.detach()) * slope  # the value of the draw, with the slope as its gradient
 
 
@@ -48,21 +48,22 @@ def _marsaglia_tsang(alpha: Tensor, normals: Tensor) -> Tensor:
     return drawn.clamp_min(torch.finfo(drawn.dtype).tiny)
 
 
-class _GammaSlope(torch.autograd.Function):
-    """`dx / dalpha`, not to be differentiated; torch's own function has no rule for `vmap` and would run in a loop."""
+def _slope(alpha: Tensor, drawn: Tensor) -> Tensor:
+    """`dx / dalpha`."""
+    return torch._standard_gamma_grad(alpha, drawn)
 
-    @staticmethod
-    def forward(alpha: Tensor, drawn: Tensor) -> Tensor:
-        return torch._standard_gamma_grad(alpha, drawn)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
+def _vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, drawn: Tensor) -> tuple[Tensor, int]:
+    both = [
+        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip((alpha, drawn), in_dims, strict=True)
+    ]
+    return torch.ops.vibayes.gamma_slope(*both), 0
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, drawn: Tensor) -> tuple[Tensor, int]:
-        both = [
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip((alpha, drawn), in_dims, strict=True)
-        ]
-        return _GammaSlope.apply(*both), 0  # type: ignore[no-untyped-call]
+
+# torch's own function has no rule for vmap and would run in a loop; nor would `torch.compile` see the rule of an
+# `autograd.Function`, but it does that of an operator. It is never differentiated.
+torch.library.define("vibayes::gamma_slope", "(Tensor alpha, Tensor drawn) -> Tensor")
+torch.library.impl("vibayes::gamma_slope", ("cpu", "cuda"), _slope)
+torch.library.register_fake("vibayes::gamma_slope", lambda alpha, drawn: torch.empty_like(alpha))
+torch.library.register_vmap("vibayes::gamma_slope", _vmap)

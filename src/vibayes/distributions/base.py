@@ -1,6 +1,7 @@
 """What the distributions over matrices share: batch shapes, checks of arguments, prepared noise."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, ClassVar, Self
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 
-class MatrixDistribution(Distribution):
+class MatrixDistribution(Distribution, ABC):
     """A distribution over matrices that samples from prepared standard normals.
 
     Parameters keep the shapes they came with and broadcast when used; `batch_shape` is what they broadcast to.
@@ -54,9 +55,9 @@ class MatrixDistribution(Distribution):
         super().__init__(batch_shape, torch.Size(event_shape), validate_args=False)
 
     @property
+    @abstractmethod
     def noise_shape(self) -> torch.Size:
         """Shape of the standard normals that one (batched) sample is made of."""
-        raise NotImplementedError
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         """The same distribution with its parameters expanded to a larger batch shape."""

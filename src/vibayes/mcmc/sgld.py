@@ -1,6 +1,7 @@
 """Stochastic-gradient Langevin dynamics and Hamiltonian Monte Carlo, as torch optimizers."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,7 +32,7 @@ def robbins_monro(decay: float = 0.4) -> EpochSchedule:
     return lambda epoch: 1.0 / (1.0 + decay * epoch)
 
 
-class _StochasticGradient(torch.optim.Optimizer):
+class _StochasticGradient(torch.optim.Optimizer, ABC):
     """What both share: the scale of the gradient, the clock of epochs, and the noise."""
 
     def __init__(
@@ -92,8 +93,9 @@ class _StochasticGradient(torch.optim.Optimizer):
         generator = self._generators[like.device]
         return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
 
+    @abstractmethod
     def _move(self, parameter: Tensor, gradient: Tensor, lr: float, group: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Change a parameter in place, given the gradient of the potential energy."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

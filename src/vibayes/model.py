@@ -1,7 +1,6 @@
 """A model: a network with Bayesian layers, a likelihood, and inducing inputs."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,19 +13,17 @@ from vibayes.describe import describe_model
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
 from vibayes.inspection import LayerFunction, layer_functions
-from vibayes.kernels.deep import check_features
 from vibayes.layers.base import Layer, refuse_batch_statistics
 from vibayes.likelihoods import Likelihood
 from vibayes.prediction import Prediction
 from vibayes.rotations import check_rotations
+from vibayes.starts import checking_features, latent_targets, some_rows
 from vibayes.trainable import Batch, TrainableModel
 
 __all__ = ["Model"]
 
 # How many rows times draws one pass of `predict` may hold, so that its memory stays bounded.
 _ROWS_PER_PASS = 50_000
-# How many training rows data-dependent starts look at.
-_START_ROWS = 20_000
 
 
 class Model(TrainableModel):
@@ -261,17 +258,14 @@ class Model(TrainableModel):
             self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing)))
         if isinstance(first, Layer):
             first.posterior.to_units(self.units, first)
-        x, y = batch.x, batch.y
-        if len(x) > _START_ROWS:  # rows may be sorted
-            chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_START_ROWS].to(x.device)
-            x, y = x[chosen], y[chosen]
+        x, y = some_rows(batch)
         draw = Draw(
             n_inducing=0 if self.inducing is None else len(self.inducing),
             jitter=self.jitter,
             zero=self.jitter.new_zeros(()),
             initializing=True,
         )
-        with _checking_features(next(iter(self.layers.values())), first, x):
+        with checking_features(next(iter(self.layers.values())), first, x):
             mean, _, _ = self._pass(x, draw)
         self._width = mean.shape[1]
         expected = self.likelihood.latent_features(batch.y.shape[1] if batch.y.ndim == 2 else int(batch.y.max()) + 1)
@@ -282,7 +276,7 @@ class Model(TrainableModel):
             )
         if self.inducing is not None and isinstance(last, Layer):
             nearest = torch.cdist(self.inducing.flatten(1), x.flatten(1)).argmin(1)
-            last.posterior.initialize_targets(_latent(y[nearest], self.likelihood.kind, mean.shape[1]))
+            last.posterior.initialize_targets(latent_targets(y[nearest], self.likelihood.kind, mean.shape[1]))
 
     # -- predictions --------------------------------------------------------------------------------------------
 
@@ -404,30 +398,6 @@ class Model(TrainableModel):
         (torch.Size([20, 5, 1]), torch.Size([7, 1]))
         """
         return layer_functions(self, x, n, grids)
-
-
-@contextmanager
-def _checking_features(entry: Layer, first: nn.Module, x: Tensor) -> Iterator[None]:
-    """Refuse what a plain network in front of the first Bayesian layer makes of the rows, where it is of no use."""
-
-    def check(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        check_features(arguments[0], f"the network in front of layer {entry.name!r}", x)
-
-    hook = None if entry is first else entry.register_forward_pre_hook(check)
-    try:
-        yield
-    finally:
-        if hook is not None:
-            hook.remove()
-
-
-def _latent(y: Tensor, kind: str, width: int) -> Tensor:
-    """Function values `[M, F]` that fit targets of this kind."""
-    if kind == "classes":
-        return nn.functional.one_hot(y, width).to(torch.get_default_dtype())
-    if kind == "binary":
-        return 2.0 * y - 1.0
-    return (y + 0.5).log() if kind == "counts" else y
 
 
 def _mixture_covariance(means: Tensor, covariances: Tensor | None) -> Tensor:

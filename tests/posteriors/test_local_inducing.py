@@ -127,7 +127,7 @@ def test_inducing_inputs_start_on_the_data() -> None:
 
 
 def test_rows_that_are_sorted_are_seen_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vibayes.model._START_ROWS", 50)
+    monkeypatch.setattr("vibayes.starts._START_ROWS", 50)
     x = torch.linspace(0, 1, 1000)[:, None]
     gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(5))
     vb.Model(gp, vb.Gaussian()).initialize(x, x[:, 0])

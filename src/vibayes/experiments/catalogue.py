@@ -177,7 +177,8 @@ _LATER = (
                "cifar10-100,cifar10-500. UTKFace at the size of its files. Needs a GPU."),
     Experiment("dkl-hmc", "Fully Bayesian deep kernel learning by HMC", ("fig:dkl:hmc",),
                script="vibayes.experiments.dkl_hmc",
-               note="Priors of hyperparameters and starts are ours; the step size is adapted; 4 chains of 500 draws."),
+               note="Priors of hyperparameters and starts are ours; the step size is adapted; 4 chains. With 20 points "
+               "as long as the thesis's; with 200, as long as they need to agree."),
     Experiment("dkl-sgld", "Deep kernel learning with SGLD", ("tab:dkl:sgld",), ("utkface", "cifar10"),
                tables=("tab_dkl_sgld",), script="vibayes.experiments.dkl_sgld",
                note="Needs a GPU. One fixed split for all stages; the thesis's UTKFace values are suspect."),

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save_file as save_tensors
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from vibayes import datasets, plotting
@@ -21,6 +21,7 @@ from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.names import pick
 from vibayes.experiments.record import Result, double_precision, one_thread, provenance
 from vibayes.experiments.results import writable_folder, write_file
+from vibayes.experiments.sweep import WORK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,13 +45,15 @@ class Drawing:
         labels: the figures' labels in the thesis, by short name.
         files: the data set that a figure reads from a file, where it does.
         paint: functions that draw a figure from the arrays of its result.
+        resumable: figures whose functions take `checkpoint=`, a file from which they go on when a run was killed.
     """
 
     experiment: str
-    figures: Mapping[str, Callable[[int], Result]]
+    figures: Mapping[str, Callable[..., Result]]
     labels: Mapping[str, str]
     files: Mapping[str, str] = field(default_factory=dict)
     paint: Mapping[str, Paint] = field(default_factory=dict)
+    resumable: Sequence[str] = ()
 
     def run(
         self,
@@ -84,6 +87,7 @@ class Drawing:
         for name in names:
             entry: dict[str, Any] = {"label": self.labels[name], "file": None, "skipped": None}
             start = time.monotonic()
+            checkpoint = folder / WORK / f"{name}-{seed}.checkpoint"
             try:
                 if name in self.files:
                     datasets.load(self.files[name])
@@ -91,7 +95,8 @@ class Drawing:
                 entry["skipped"] = str(error)
             else:
                 with one_thread(), _conditions(seed):
-                    result = self.figures[name](seed)
+                    options = {"checkpoint": checkpoint} if name in self.resumable else {}
+                    result = self.figures[name](seed, **options)
                     entry["file"] = self._picture(name, result, folder)
                 entry.update(result.to_dict())
             entry.update(seed=seed, commit=origin["commit"], seconds=round(time.monotonic() - start, 3))
@@ -103,6 +108,9 @@ class Drawing:
                 "figures": self._beside(name, entry, file),
             }
             write_file(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
+            checkpoint.unlink(missing_ok=True)
+            with suppress(OSError):  # not there, or not empty
+                checkpoint.parent.rmdir()
             if report is not None:
                 report(name, entry)
         return {**found, "file": str(file)}
@@ -146,7 +154,7 @@ class Drawing:
         figure = result.figure
         if figure is None:
             plain = {key: value.detach().cpu().contiguous().clone() for key, value in result.arrays.items()}
-            save_tensors(plain, folder / f"{name}.safetensors")
+            (folder / f"{name}.safetensors").write_bytes(save_tensors(plain))
             if importlib.util.find_spec("matplotlib") is None:
                 return None
             figure = self.paint[name](plain)

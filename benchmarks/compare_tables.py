@@ -1,12 +1,15 @@
 """`vibayes compare` against scikit-learn's GP, NGBoost and a neural network, on UCI tables written as CSV.
 
     VIBAYES_DATA=... python benchmarks/compare_tables.py --datasets concrete energy yacht wine --splits 0-4
+    VIBAYES_DATA=... python benchmarks/compare_tables.py --datasets boston yacht energy --splits 0-19 \\
+        --only "exact GP" "sklearn GP"
 
 Each published split is written as a CSV file, read back and compared with the default budget; the rows that the split
-tests are held out. The others are trained on the same rows: scikit-learn's `GaussianProcessRegressor` (ARD squared
-exponential plus noise), NGBoost with its defaults (`pip install ngboost`), and an `MLPRegressor` whose residuals'
-spread, from five-fold cross-validation, makes Gaussian intervals. Log likelihoods are in the table's units. Results are
-kept in a JSON file after every split, and splits that are there already are not run again.
+tests are held out. The others are trained on the same rows: our `GPRegressor` with its defaults ("exact GP", only where
+asked for), scikit-learn's `GaussianProcessRegressor` (ARD squared exponential plus noise), NGBoost with its defaults
+(`pip install ngboost`), and an `MLPRegressor` whose residuals' spread, from five-fold cross-validation, makes Gaussian
+intervals. Log likelihoods are in the table's units. Results are kept in a JSON file after every run, and what is in it
+is not run again.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import math
 import tempfile
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ from vibayes.datasets.files import Store
 from vibayes.experiments.names import parse_numbers
 from vibayes.tables import read_table
 
-BASELINES = ("sklearn GP", "NGBoost", "MLP")
+OURS = "compare"
 
 
 def arrays(name: str) -> dict[str, np.ndarray]:
@@ -54,6 +58,7 @@ def ours(data: dict[str, np.ndarray], split: int, options: argparse.Namespace) -
         "rmse": scores["rmse"],
         "inside": scores["coverage_95"] * len(prepared.test),
         "rows": len(prepared.test),
+        "budget_minutes": options.budget,
         "seconds": time.monotonic() - begin,
     }
 
@@ -105,54 +110,78 @@ def mlp(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) ->
     return gaussian(y_test, model.fit(x, y).predict(x_test), float(residuals.std()), begin)
 
 
-def run(name: str, split: int, options: argparse.Namespace) -> dict[str, Any]:
+def exact_gp(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> dict[str, float]:
+    from vibayes.sklearn import GPRegressor
+
+    begin = time.monotonic()
+    mean, std = GPRegressor(device="cpu").fit(x, y).predict(x_test, return_std=True)
+    return gaussian(y_test, mean, std, begin)
+
+
+OTHERS = {"exact GP": exact_gp, "sklearn GP": sklearn_gp, "NGBoost": ngboost, "MLP": mlp}
+USUAL = (OURS, "sklearn GP", "NGBoost", "MLP")
+
+
+def run(name: str, split: int, method: str, options: argparse.Namespace) -> dict[str, Any]:
     data = arrays(name)
+    if method == OURS:
+        return ours(data, split, options)
     train, test = data[f"train_{split}"], data[f"test_{split}"]
-    parts = data["X"][train], data["y"][train], data["X"][test], data["y"][test]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        others = {"sklearn GP": sklearn_gp(*parts), "NGBoost": ngboost(*parts), "MLP": mlp(*parts)}
-    return {"vibayes": ours(data, split, options), **others}
+        found = OTHERS[method](data["X"][train], data["y"][train], data["X"][test], data["y"][test])
+    return {**found, "rows": len(test)}
 
 
-def show(name: str, runs: list[dict[str, Any]]) -> None:
-    lls = np.array([r["vibayes"]["ll"] for r in runs])
+def show(name: str, runs: list[dict[str, Any]], methods: tuple[str, ...]) -> None:
+    """Means over splits with standard errors; margins of the first method over the others, paired."""
 
-    def summary(values: np.ndarray) -> str:
-        error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-        return f"{values.mean():7.3f} ± {error:.3f}"
+    def values(method: str, score: str) -> np.ndarray:
+        return np.array([r[method][score] for r in runs])
 
-    winners = ", ".join(sorted({r["vibayes"]["winner"] for r in runs}))
-    rows = sum(r["vibayes"]["rows"] for r in runs)
-    print(f"\n{name}: {len(runs)} splits, winners: {winners}")
-    print(
-        f"  {'vibayes compare':16s} LL {summary(lls)}  coverage {sum(r['vibayes']['inside'] for r in runs) / rows:.3f}"
-    )
-    for other in BASELINES:
-        theirs = np.array([r[other]["ll"] for r in runs])
-        inside = sum(r[other]["inside"] for r in runs) / rows
-        print(f"  {other:16s} LL {summary(theirs)}  coverage {inside:.3f}  margin {summary(lls - theirs)}")
+    def summary(of: np.ndarray, digits: int = 3) -> str:
+        error = of.std(ddof=1) / math.sqrt(len(of)) if len(of) > 1 else math.nan
+        return f"{of.mean():7.{digits}f} ± {error:.{digits}f}"
+
+    print(f"\n{name}: {len(runs)} splits")
+    if OURS in methods:
+        winners = Counter(r[OURS]["winner"] for r in runs)
+        print("  winners: " + ", ".join(f"{family} {n}" for family, n in winners.most_common()))
+    for method in methods:
+        covered = values(method, "inside").sum() / values(method, "rows").sum()
+        margin = summary(values(methods[0], "ll") - values(method, "ll")) if method != methods[0] else ""
+        print(
+            f"  {method:11s} LL {summary(values(method, 'll'))}  RMSE {summary(values(method, 'rmse'))}  "
+            f"coverage {covered:.3f}  {values(method, 'seconds').mean():5.0f} s  {margin and 'margin ' + margin}",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", nargs="+", default=["concrete", "energy", "yacht", "wine"])
     parser.add_argument("--splits", default="0-4")
-    parser.add_argument("--budget", type=float, default=5.0, help="minutes")
+    parser.add_argument("--only", nargs="+", choices=(OURS, *OTHERS), help="these methods")
+    parser.add_argument("--budget", type=float, default=5.0, help="minutes of a comparison")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--models", nargs="+", help="only these families")
     parser.add_argument("--out", type=Path, default=Path("compare-tables.json"))
     options = parser.parse_args()
+    methods = tuple(options.only or USUAL)
     kept: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    splits = parse_numbers(options.splits)
     for name in options.datasets:
-        for split in parse_numbers(options.splits):
-            key = f"{name} {split}"
-            if key not in kept:
-                kept[key] = run(name, split, options)
+        for split in splits:
+            entry = kept.setdefault(f"{name} {split}", {})
+            for method in methods:
+                if method in entry:
+                    continue
+                entry[method] = run(name, split, method, options)
                 options.out.write_text(json.dumps(kept, indent=1))
-                found = kept[key]["vibayes"]
-                print(f"{key}: {found['winner']} LL {found['ll']:.3f} in {found['seconds']:.0f} s", flush=True)
-        show(name, [kept[f"{name} {split}"] for split in parse_numbers(options.splits)])
+                found = entry[method]
+                told = f"LL {found['ll']:.3f} in {found['seconds']:.0f} s"
+                print(f"{name} {split} {method}: {found.get('winner', '')} {told}", flush=True)
+        show(name, [kept[f"{name} {split}"] for split in splits], methods)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Hyperparameters: values, bounds, fixing, sharing and priors."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,28 @@ def test_positive_round_trip(scale: float) -> None:
     torch.testing.assert_close(hyperparameter.raw.detach(), value.log() / scale)
     hyperparameter.raw.data.fill_(-300.0)
     assert (hyperparameter.value >= 0).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_least_is_a_part_that_is_not_learned(scale: float, tmp_path: Path) -> None:
+    value = torch.tensor([0.3, 2.0])
+    hyperparameter = vb.Positive(value, scale=scale, least=0.25)
+    torch.testing.assert_close(hyperparameter.value, value)
+    torch.testing.assert_close(hyperparameter.log, value.log())
+    jacobian = torch.autograd.functional.jacobian(hyperparameter.from_raw, hyperparameter.raw.detach())
+    torch.testing.assert_close(hyperparameter.log_jacobian(hyperparameter.raw), jacobian.diagonal().log().sum())
+    hyperparameter.raw.data.fill_(-300.0)
+    torch.testing.assert_close(hyperparameter.value, torch.full((2,), 0.25))
+    with pytest.raises(vb.ConfigurationError, match=r"larger than 0\.25"):
+        hyperparameter.set(0.2)
+    with pytest.raises(vb.ConfigurationError, match="least must be zero or"):
+        vb.Positive(1.0, least=-1.0)
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(vb.Positive(0.5, scale=scale, least=0.25)))
+    gp.condition(torch.zeros(2, 1), torch.zeros(2))
+    gp.save(tmp_path / "model")
+    loaded = vb.load(tmp_path / "model").likelihood.noise
+    assert float(loaded.value.detach()) == pytest.approx(0.5)
+    assert loaded.least == 0.25
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])

@@ -182,6 +182,10 @@ def gp(task: Task, *, kernel: str | Kernel, method: str, n_inducing: int, restar
         n = len(task.x)
         method = "svgp" if not conjugate or n > COLLAPSED_ROWS else "exact" if n <= EXACT_ROWS else "sgpr"
     chosen = _kernel(kernel, task.width, ard=True)
+    if method in ("exact", "sgpr") and isinstance(task.likelihood, Gaussian):
+        # the faster noise is for Adam; L-BFGS takes up to twice as many iterations with it
+        learned = task.likelihood.noise
+        task.likelihood.noise = Positive(learned.value.detach(), least=learned.least)
     if method == "exact":
         model: TrainableModel = ExactGP(chosen, task.likelihood, standardize=task.standardize)
         return Plan(model, "lbfgs", restarts=restarts)

@@ -22,6 +22,7 @@ from vibayes.compare import (
     prediction_frame,
     prepare,
     rank,
+    training,
     write,
 )
 from vibayes.compare import comparison as module
@@ -98,6 +99,17 @@ def test_refused_tables() -> None:
     twice.repeated = ("y",)
     with pytest.raises(DataError, match="several columns"):
         prepare(twice, ["y"])
+
+
+def test_copies_and_coarse_targets_are_noted() -> None:
+    frame = regression_frame(60).dropna().reset_index(drop=True)
+    frame["y"] = frame["y"].round()
+    frame.loc[0] = frame.loc[40]
+    frame.loc[1, ["a", "b", "kind"]] = frame.loc[41, ["a", "b", "kind"]]  # another target: no copy
+    notes = prepare(table(frame), ["y"], test=np.array([0, 1, 2])).notes
+    assert "1 of the 3 held-out rows is a copy of rows that train" in " ".join(notes)
+    assert any("y is recorded in steps of 1: no model's noise" in note for note in notes)
+    assert not any("copy" in note or "steps of" in note for note in prepare(table(regression_frame(60)), ["y"]).notes)
 
 
 # -- ranking ----------------------------------------------------------------------------------------------------
@@ -301,6 +313,13 @@ def test_a_family_that_fails_is_reported(regression: Data, monkeypatch: pytest.M
     assert found.skipped == {"gp-matern": "failed: gave up"}
     with pytest.raises(DataError, match="No model could be trained"):
         compare(regression, seeds=1, steps=5, families=["gp-matern"])
+
+
+def test_a_family_without_time_is_left_out(regression: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_time_steps", lambda *_: 1e3)
+    found = compare(regression, seeds=1, minutes=0.2, families=["gp", "deep-gp"])
+    assert found.skipped == {"deep-gp": "no time: 0 steps would have fitted; give it a larger budget"}
+    assert [r.family for r in found.results] == ["gp"]
 
 
 class Interrupting(Silent):

@@ -13,7 +13,7 @@ from vibayes.compare.display import Display, Silent
 from vibayes.compare.families import Family, Problem, choose
 from vibayes.compare.ranking import Difference, Result, rank
 from vibayes.compare.scores import bound, log_likelihoods, scores
-from vibayes.compare.training import Trained, train
+from vibayes.compare.training import NoTimeError, Trained, train
 from vibayes.conjugate.base import ConjugateModel
 from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError, VibayesError
@@ -187,6 +187,10 @@ def compare(
                     result, validation = _challenge(
                         family, winner, data, range(seeds), seconds, device, steps, minutes, shown
                     )
+            except NoTimeError as error:
+                skipped[family.name] = str(error)
+                shown.say(f"{family.title}: {error}")
+                continue
             except (VibayesError, RuntimeError) as error:
                 skipped[family.name] = f"failed: {error}"
                 shown.failed(family, str(error))

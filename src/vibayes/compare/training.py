@@ -11,27 +11,31 @@ import torch
 from vibayes.compare.families import Family, Problem
 from vibayes.errors import NotPositiveDefiniteError, TrainingError
 from vibayes.families import Plan
+from vibayes.tables.columns import count
 from vibayes.trainable import TrainableModel
 from vibayes.training import fit, fit_many
 from vibayes.training.history import History, Logged
 from vibayes.training.lbfgs import perturb
 
-__all__ = ["Trained", "Watch", "train"]
+__all__ = ["NoTimeError", "Trained", "Watch", "train"]
 
 # The last part of the time is spent at a tenth of the learning rate.
 COOL_DOWN = 0.3
 MAX_STEPS = 20_000
-LOG_EVERY, LEAST_EVERY = 25, 8
-# A bound that rises by less than this, in nats per row, in 250 steps has come to its end.
-TOLERANCE = 1e-3
+LOG_EVERY = 25
+# How often in its time a run is looked at, or more often.
+LOOKS = 40
 # Iterations of L-BFGS for one start of an exact GP. Two starts that agree to so many nats in all need no third.
 MAX_ITERATIONS = 300
 AGREE = 1.0
 # While starts disagree and there is time, so many times as many as there are seeds.
 MORE_STARTS = 3
-# Steps that time a model, and steps that are worth more than another seed.
-PILOT = 12
+# Steps that time a model (fewer if they take a tenth of its time), and steps that are worth more than another seed.
+PILOT = 8
+PILOT_SHARE = 0.1
 ENOUGH = 400
+# Fewer steps than these tell nothing about a family.
+LEAST_STEPS = 50
 # A bound that would not reach the best one, rising on as in the second half of its training so far and by so many nats
 # per row more (the end of the noise with the learning rate), is not trained on. Nobody looks before this share of time.
 SLACK = 0.1
@@ -40,6 +44,10 @@ OUT_OF_REACH = "out of reach of the best evidence"
 
 # Called now and then with the share of the work that is done (0 to 1) and the bound in nats per row.
 Watch = Callable[[float, float], None]
+
+
+class NoTimeError(TrainingError):
+    """A family cannot be trained in the time it was given."""
 
 
 @dataclass
@@ -106,7 +114,8 @@ def train(
         device: where to train.
         steps: train for so many steps in place of a time, which can be repeated exactly.
         watch: hears how far it is.
-        best: the best evidence so far, in nats per row; what cannot reach it is ended before its time.
+        best: the best evidence so far, in nats per row; what cannot reach it is ended before its time, and what has
+            no time for more than a few steps is refused.
     """
     begin = time.monotonic()
     first = build(family, problem, seeds[0], dtype_for(problem))
@@ -114,19 +123,24 @@ def train(
         return _train_exact(family, problem, seeds, seconds, device, steps, watch)
     log_every = min(LOG_EVERY, steps or LOG_EVERY)
     if steps is None and not math.isinf(seconds):
-        step_seconds = _time_steps(first, problem, seeds[0], device)
-        seeds = seeds[: max(1, min(len(seeds), int(seconds / (ENOUGH * step_seconds))))]
-        log_every = max(LEAST_EVERY, min(LOG_EVERY, int(seconds / (40.0 * step_seconds * len(seeds)))))
-    plans = [build(family, problem, seed, dtype_for(problem)) for seed in seeds]
+        step_seconds = _time_steps(first, problem, seeds[0], device, PILOT_SHARE * seconds)
+        possible = int(seconds / step_seconds)
+        if possible < LEAST_STEPS and best > -math.inf:
+            raise NoTimeError(f"no time: {count(possible, 'step')} would have fitted; give it a larger budget")
+        seeds = seeds[: max(1, min(len(seeds), possible // ENOUGH))]
+        log_every = max(1, min(LOG_EVERY, possible // (LOOKS * len(seeds))))
+    # the first goes on from where its timing left it: starting anew may take longer than those steps
+    plans = [first, *(build(family, problem, seed, dtype_for(problem)) for seed in seeds[1:])]
     listener = _Listener(seconds - (time.monotonic() - begin), steps, watch, best)
     return _train_together(plans, problem, seeds, device, steps, log_every, listener)
 
 
-def _time_steps(plan: Plan, problem: Problem, seed: int, device: str | None) -> float:
-    """Seconds that a step of one model takes, but for the first few; the model is used up."""
+def _time_steps(plan: Plan, problem: Problem, seed: int, device: str | None, most: float) -> float:
+    """Seconds that a step of one model takes, but for the first one; the model learns from these steps."""
     history = fit(
-        plan.model, (problem.x, problem.y), steps=PILOT, log_every=PILOT // 3, seed=seed, device=device, progress=False,
+        plan.model, (problem.x, problem.y), steps=PILOT, log_every=1, seed=seed, device=device, progress=False,
         lr=plan.lr, batch_size=plan.batch_size, n_samples=plan.n_samples,
+        callback=lambda logged: logged.step > 1 and logged.seconds > most,
     )  # fmt: skip
     return max((history.seconds[-1] - history.seconds[0]) / (history.step[-1] - history.step[0]), 1e-6)
 
@@ -215,13 +229,13 @@ def _train_together(
             models,
             [(problem.x, problem.y)] * len(models),
             seed=list(seeds),
-            steps=steps,
+            # what is looked at too often for that does not notice its end by itself
+            steps=steps or (MAX_STEPS if log_every < LOG_EVERY else None),
             max_steps=MAX_STEPS,
             lr=plans[0].lr,
             batch_size=plans[0].batch_size,
             n_samples=plans[0].n_samples,
             log_every=log_every,
-            tolerance=TOLERANCE * log_every / LOG_EVERY,
             lr_schedule=listener.schedule,
             callback=listener,
             device=device,

@@ -1,10 +1,15 @@
 """What mkdocs does on top of rendering pages: the results tables, and the list of decisions."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from mkdocs.structure.files import File
+
+from vibayes.experiments.catalogue import get
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "results"
@@ -23,23 +28,56 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_files(files: Any, config: Any) -> Any:
+    """Let pages show the figures of the results."""
+    for picture in sorted(RESULTS.glob("*/*.png")):
+        name = f"results/{picture.parent.name}/{picture.name}"
+        files.append(File.generated(config, name, abs_src_path=str(picture)))
+    return files
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put the tables of all experiments that have results in place of the marker on the results page."""
+    """Put tables and figures of all experiments that have results in place of the marker on the results page."""
     if page.file.src_uri != "results.md":
         return markdown
-    return markdown.replace("<!-- tables -->", tables())
+    folders = sorted(path for path in RESULTS.iterdir() if path.is_dir() and not path.name.startswith("."))
+    parts = [
+        f"## {folder.name}\n\n{get(folder.name).title}.\n\n{_figures(folder)}{_tables(folder)}" for folder in folders
+    ]
+    return markdown.replace("<!-- tables -->", "\n\n".join(parts) or "There are no results yet.")
 
 
-def tables(results: Path = RESULTS) -> str:
-    """What `python -m vibayes.experiments table NAME` prints for every experiment in the results folder."""
+def _tables(folder: Path) -> str:
+    """What `python -m vibayes.experiments table NAME` prints, where the thesis has a table."""
+    name = folder.name
+    if not get(name).tables:
+        return ""
+    command = [sys.executable, "-m", "vibayes.experiments", "table", name, "--out", str(folder.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"`vibayes bench table {name}` failed:\n{done.stderr}")
+    return f"`vibayes bench table {name}`\n\n{_only_ours(done.stdout)}"
+
+
+def _figures(folder: Path) -> str:
+    """The figures of an experiment that draws some, with their numbers and whether the thesis's statements hold."""
+    record = folder / f"{folder.name}.json"
+    if not record.exists():
+        return ""
     parts = []
-    for folder in sorted(path for path in results.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        command = [sys.executable, "-m", "vibayes.experiments", "table", folder.name, "--out", str(results)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            raise RuntimeError(f"`vibayes bench table {folder.name}` failed:\n{done.stderr}")
-        parts.append(f"## {folder.name}\n\n`vibayes bench table {folder.name}`\n\n{_only_ours(done.stdout)}")
-    return "\n\n".join(parts) if parts else "There are no results yet."
+    for figure in json.loads(record.read_text(encoding="utf-8"))["figures"].values():
+        parts.append(f"### `{figure['label']}`")
+        if figure["file"] is not None:
+            parts.append(f"![{figure['label']}](results/{folder.name}/{figure['file']})")
+        parts.append("\n".join(f"- {'Yes' if s['holds'] else '**No**'}: {s['text']}." for s in figure["statements"]))
+        rows = [f"| {n['name']} | {n['ours']:.4g} | {_shown(n['thesis'])} |" for n in figure["numbers"]]
+        if rows:
+            parts.append("\n".join(["| | ours | thesis |", "| --- | --- | --- |", *rows]))
+    return "\n\n".join(part for part in parts if part) + "\n\n"
+
+
+def _shown(number: float | None) -> str:
+    return "" if number is None else f"{number:.4g}"
 
 
 def _only_ours(text: str) -> str:

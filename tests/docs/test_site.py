@@ -48,7 +48,10 @@ def test_results_are_in_the_results_page(site: Path) -> None:
     assert "<!-- tables -->" not in text
     for folder in (ROOT / "results").iterdir():
         if folder.is_dir() and not folder.name.startswith("."):
-            assert f"vibayes bench table {folder.name}" in text
+            assert f'id="{folder.name}"' in text
+            assert all(f"results/{folder.name}/{picture.name}" in text for picture in folder.glob("*.png"))
+            assert all((site / "results" / folder.name / picture.name).exists() for picture in folder.glob("*.png"))
+    assert "vibayes bench table dkl-uci" in text
 
 
 def test_examples_of_docstrings_are_fenced() -> None:

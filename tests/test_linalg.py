@@ -1,6 +1,7 @@
 """Linear algebra against dense formulas, scipy and finite differences."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,3 +182,51 @@ def test_conditional_moments_under_vmap() -> None:
             0.5 * (mine + mine.mT) if mine.shape == K.shape else mine,
             0.5 * (plain + plain.mT) if plain.shape == K.shape else plain,
         )
+
+
+def plain_quadratic_and_log_det(B: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    return (R * torch.linalg.solve(B, R)).sum((-2, -1)), torch.logdet(B)
+
+
+def test_quadratic_and_log_det() -> None:
+    root = torch.randn(3, 5, 5)
+    B, R = (root @ root.mT + torch.eye(5)).requires_grad_(), torch.randn(3, 5, 2, requires_grad=True)
+    quadratic, log_det, info = linalg.quadratic_and_log_det(B, R)
+    assert info.tolist() == [0, 0, 0]
+    for ours, plain in zip((quadratic, log_det), plain_quadratic_and_log_det(B, R), strict=True):
+        torch.testing.assert_close(ours, plain)
+
+    def function(B: Tensor, R: Tensor) -> Tensor:
+        quadratic, log_det, _ = linalg.quadratic_and_log_det(0.5 * (B + B.mT), R)
+        return (quadratic.sin() + 0.3 * log_det * quadratic).sum()
+
+    assert torch.autograd.gradcheck(function, (B, R))
+    assert torch.autograd.gradgradcheck(function, (B, R))
+    for output in range(2):  # each alone
+        one = lambda B, R, output=output: linalg.quadratic_and_log_det(0.5 * (B + B.mT), R)[output]  # noqa: E731
+        assert torch.autograd.gradcheck(one, (B, R))
+
+
+def test_quadratic_and_log_det_under_vmaps() -> None:
+    """Also where the matrix is shared, whose gradient must be counted once for each use and no more."""
+    root = torch.randn(3, 4, 4)
+    B, R = (root @ root.mT + torch.eye(4)).requires_grad_(), torch.randn(3, 2, 4, 1, requires_grad=True)
+
+    def total(function: Any) -> Tensor:
+        over_right_hand_sides = torch.func.vmap(lambda b, r: sum(function(b, r)[:2]), in_dims=(None, 0))
+        return torch.func.vmap(over_right_hand_sides)(B, R).square().sum()
+
+    found = [
+        torch.autograd.grad(total(function), (B, R))
+        for function in (linalg.quadratic_and_log_det, plain_quadratic_and_log_det)
+    ]
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_quadratic_and_log_det_of_what_is_not_definite() -> None:
+    B = torch.eye(3).expand(2, 3, 3).clone()
+    B[1, 2, 2] = -1.0
+    quadratic, log_det, info = linalg.quadratic_and_log_det(B, torch.ones(2, 3, 1))
+    assert (info != 0).tolist() == [False, True]
+    assert torch.isnan(quadratic).tolist() == torch.isnan(log_det).tolist() == [False, True]

@@ -9,7 +9,7 @@ from torch import Tensor
 __all__ = ["NOISE_PER_GAMMA", "gamma_from_normals"]
 
 # Each proposal of Marsaglia & Tsang (2000) is accepted with probability above 0.95, so that all of them fail once in
-# 10^10 draws; then the last one is taken.
+# 10^10 draws; then the first one is taken.
 _PROPOSALS = 8
 # Normals for the proposals, for their acceptance, and one for shapes below one.
 NOISE_PER_GAMMA = 2 * _PROPOSALS + 1
@@ -40,9 +40,8 @@ def _marsaglia_tsang(alpha: Tensor, normals: Tensor) -> Tensor:
     positive = v > 0.0
     log_v = 3.0 * torch.where(positive, v, 1.0).log()
     accepted = positive & (u < 0.5 * z.square() + d - d * log_v.exp() + d * log_v)
-    log_drawn = d.log() + log_v[-1]
-    for k in reversed(range(_PROPOSALS - 1)):
-        log_drawn = torch.where(accepted[k], d.log() + log_v[k], log_drawn)
+    first = accepted.to(torch.uint8).argmax(0, keepdim=True)
+    log_drawn = d.log() + log_v.gather(0, first)[0]
     boost = torch.special.ndtr(normals[-1]).log() / torch.where(small, alpha, 1.0)
     drawn = (log_drawn + torch.where(small, boost, 0.0)).exp()
     return drawn.clamp_min(torch.finfo(drawn.dtype).tiny)

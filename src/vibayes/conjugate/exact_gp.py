@@ -143,29 +143,28 @@ class ExactGP(ConjugateModel):
         return -self._evidence_of(self._given_rows, x, y, weights)
 
     def _lml(self, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[LogMarginalLikelihood, Tensor]:
-        C, white, info = self._whiten(x, y, weights)
+        B, residual = self._system(x, y, weights)
+        quadratic, log_det_B, info = linalg.quadratic_and_log_det(B, residual)
         count = weights.sum() if weights is not None else torch.tensor(len(y), dtype=y.dtype, device=y.device)
         P, Q = y.shape[1], len(self._noise)
         log_noise = self._noise.log().sum() * (P // Q)
-        log_det = linalg.logdet_factor(C).sum() * (P // Q) + count * log_noise
+        log_det = log_det_B.sum() * (P // Q) + count * log_noise
         constant = -0.5 * P * count * math.log(2.0 * math.pi)
-        return LogMarginalLikelihood(-0.5 * white.square().sum(), -0.5 * log_det, constant), info
+        return LogMarginalLikelihood(-0.5 * quadratic.sum(), -0.5 * log_det, constant), info
 
-    def _whiten(self, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        r"""`C` and `C^-1 W^1/2 (y - mean) / s`, with `C C^T = I + W^1/2 K W^1/2 / s^2`.
+    def _system(self, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        r"""`B = I + W^1/2 K W^1/2 / s^2`, `[Q, N, N]`, and `W^1/2 (y - mean) / s`, `[Q, N, P / Q]`.
 
-        `s^2 C C^T` is `K + noise I` for unit weights. In this form a row of weight zero drops out, and one of
-        weight two is two observations, normalising constants included.
+        `s^2 B` is `K + noise I` for unit weights. In this form a row of weight zero drops out, and one of weight two is
+        two observations, normalising constants included.
         """
-        root = torch.ones_like(y[:, 0]) if weights is None else weights.sqrt()  # [N]
         noise = self._noise  # [Q]
-        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
-        B = eye + root[:, None] * self.kernel(x) * root / noise[:, None, None]  # [Q, N, N]
-        C, info = linalg.cholesky(B)
-        residual = (root[:, None] * (y - self.mean(x)) / noise.sqrt()).mT[..., None]  # [P, N, 1]
-        if len(noise) == 1:
-            return C, linalg.solve_lower(C[0], residual[..., 0].mT).mT[..., None], info
-        return C, linalg.solve_lower(C, residual), info  # [P, N, 1]
+        K, residual = self.kernel(x), (y - self.mean(x)) / noise.sqrt()  # [N, N], [N, P]
+        if weights is not None:
+            root = weights.sqrt()
+            K, residual = root[:, None] * K * root, root[:, None] * residual
+        B = linalg.add_to_diagonal(K / noise[:, None, None], torch.ones_like(noise)[:, None])
+        return B, residual[None] if len(noise) == 1 else residual.mT[..., None]
 
     def _terms(
         self, x: Tensor, y: Tensor, weights: Tensor | None, scale: float | Tensor
@@ -178,7 +177,9 @@ class ExactGP(ConjugateModel):
     def _posterior(self) -> Moments:
         x, y, weights = self._observed()
         assert weights is not None
-        C, white, info = self._whiten(x, y, weights)
+        B, residual = self._system(x, y, weights)
+        C, info = linalg.cholesky(B)
+        white = linalg.solve_lower(C, residual)  # [Q, N, P / Q]
         self._check_factorization(
             info,
             "kernel matrix with noise",
@@ -191,7 +192,7 @@ class ExactGP(ConjugateModel):
         def moments(rows: Tensor, joint: bool) -> Moment3:
             new = self.kernel.features(rows)
             A = linalg.solve_lower(C, scale * kernel(observed, new))  # [Q, N, N*]
-            mean = (A.mT @ white)[..., 0].mT + self.mean(rows)  # [N*, P]
+            mean = (A.mT @ white).movedim(0, -1).flatten(-2) + self.mean(rows)  # [N*, P]
             if joint:
                 covariance = (kernel(new) - A.mT @ A).expand(y.shape[1], -1, -1)
                 return mean, positive_variance(covariance.diagonal(dim1=-2, dim2=-1).mT), covariance

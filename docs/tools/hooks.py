@@ -70,14 +70,16 @@ def _figures(folder: Path) -> str:
         if figure["file"] is not None:
             parts.append(f"![{figure['label']}](results/{folder.name}/{figure['file']})")
         parts.append("\n".join(f"- {'Yes' if s['holds'] else '**No**'}: {s['text']}." for s in figure["statements"]))
-        rows = [f"| {n['name']} | {n['ours']:.4g} | {_shown(n['thesis'])} |" for n in figure["numbers"]]
-        if rows:
-            parts.append("\n".join(["| | ours | thesis |", "| --- | --- | --- |", *rows]))
+        parts.append(_numbers(figure["numbers"]))
     return "\n\n".join(part for part in parts if part) + "\n\n"
 
 
-def _shown(number: float | None) -> str:
-    return "" if number is None else f"{number:.4g}"
+def _numbers(numbers: list[dict[str, Any]]) -> str:
+    """A table of numbers, beside the thesis's where it has some."""
+    columns = ["ours", "thesis"] if any(n["thesis"] is not None for n in numbers) else ["ours"]
+    rows = [[n["name"], *("" if n[c] is None else f"{n[c]:.4g}" for c in columns)] for n in numbers]
+    lines = [["", *columns], ["---"] * (len(columns) + 1), *rows] if rows else []
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _only_ours(text: str) -> str:

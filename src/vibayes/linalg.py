@@ -67,6 +67,8 @@ def add_to_diagonal(
     [[1.0, 0.0], [0.0, 2.0]]
     """
     eye = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
+    if torch.compiler.is_compiling():  # which fails on a Function inside vmap, and fuses by itself
+        return _AddToDiagonal.forward(K, values, eye)
     added: Tensor = _AddToDiagonal.apply(K, values, eye)  # type: ignore[no-untyped-call]
     return added
 
@@ -211,6 +213,8 @@ def quadratic_and_log_det(
     >>> round(quadratic.item(), 4), round(log_det.exp().item(), 4)
     (1.5, 8.0)
     """
+    if torch.compiler.is_compiling():  # which fails on a Function inside vmap
+        return _QuadraticAndLogDet.forward(B, R)[:3]
     found: tuple[Tensor, ...] = _QuadraticAndLogDet.apply(B, R)  # type: ignore[no-untyped-call]
     return found[0], found[1], found[2]
 
@@ -221,7 +225,7 @@ class _QuadraticAndLogDet(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(B: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+    def forward(B: Tensor, R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         L, info = cholesky(B)
         half = solve_lower(L, R)
         return half.square().sum((-2, -1)), logdet_factor(L) + 0.0 * R.sum((-2, -1)), info, L

@@ -81,7 +81,7 @@ def fit(
         max_steps: the cap when `steps` is None.
         tolerance: see `steps`.
         graph: on a GPU, capture the step in a CUDA graph; where possible when None.
-        compile: compile the bound with `torch.compile`, which takes about half a minute first; see docs/decisions.
+        compile: compile the bound and Adam by `torch.compile`, which takes a minute or less; see docs/decisions.
         noise: prepared noise of the draws at a step, `[S, ...]` by name; for comparisons.
         callback: called with each new entry of the history, a `Logged` (`.step`, `.elbo`, `.numbers()`), to write it
             to a logger; training ends when it returns something true. Under `torchrun` it is called in every process

@@ -94,7 +94,7 @@ def fit_many(
             `chunk` too), as many as there are cores where a measurement says that they are faster and training takes
             longer than a minute. Models and schedules must be such that `pickle` can send them.
         graph: capture the step in a CUDA graph; where possible when None.
-        compile: compile the bound with `torch.compile`, which takes about half a minute first; see docs/decisions.
+        compile: compile the bound and Adam by `torch.compile`, which takes a minute or less; see docs/decisions.
         noise: prepared noise of the draws at a step, `[R, S, ...]` by name; for comparisons.
         callback: see `fit`; called for each model, whose number is `Logged.replica`. An answer that is true ends the
             training of that one.

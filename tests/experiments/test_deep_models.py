@@ -152,9 +152,13 @@ def test_the_inverse_wishart_process_has_depth_three(settings: Settings) -> None
 def test_training_of_chapter_five() -> None:
     unit = next(u for u in expand(get("dwp-uci")) if u.dataset == "protein")
     how = training_options(unit.options, 41157)
-    assert (how["steps"], how["batch_size"], how["lr"], how["n_samples"]) == (20_000, 10_000, 1e-2, 10)
+    assert (how["steps"], how["batch_size"], how["lr"], how["n_samples"]) == (20_000, 10_000, 2e-2, 10)
     assert [how["kl_weight"](step) for step in (0, 250, 1000, 19_999)] == [0.0, 0.25, 1.0, 1.0]
-    assert [how["lr_schedule"](step) for step in (0, 9_999, 10_000)] == pytest.approx([1.0, 1.0, 0.1])
+    factors = [how["lr_schedule"](step) for step in (0, 9_999, 10_000, 16_999, 17_000)]
+    assert factors == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01])
+    thesis = Selection(models=["DGP"], depths="5", changes={"lr": 0.01, "lr_drops": [0.5], "jitter": None})
+    as_printed = training_options(expand(get("dwp-uci"), thesis)[0].options, 455)
+    assert (as_printed["lr"], as_printed["lr_schedule"](19_999)) == pytest.approx((0.01, 0.1))
     even = {**unit.options, "training": {**unit.options["training"], "lr_end": 0.01, "lr_hold": 0.5}}
     rate = training_options(even, 41157)["lr_schedule"]
     assert [rate(step) for step in (0, 10_000, 15_000, 20_000)] == pytest.approx([1.0, 1.0, 0.1, 0.01])

@@ -43,7 +43,7 @@ def test_a_sweep_writes_one_file_per_run_that_tells_everything(tiny: Experiment,
     assert result["software"]["torch"] == torch.__version__
     assert result["code"]["version"] == vb.__version__
     assert len(result["code"]["sources"]) == 12
-    assert result["group"] == {"splits": [0, 1], "chunk": 2, "executor": "process"}
+    assert result["group"] == {"splits": [0, 1], "chunk": 2, "executor": "process", "compile": False}
     assert result["curve"]["step"] == list(range(5, 61, 5))
     assert (settings.out / units[1].path).stat().st_size < MAX_BYTES
     assert [p.name for p in (settings.out / ".work").iterdir()] == ["guard"]  # nothing is left behind
@@ -121,7 +121,23 @@ def test_how_runs_are_grouped_changes_rounding_at_most(tiny: Experiment, tmp_pat
         assert json.loads(text) == pytest.approx(json.loads(together[key]), rel=1e-6)
     result = finished(tmp_path / "together", units[3])
     assert result is not None
-    assert result["group"] == {"splits": [0, 1, 2, 3], "chunk": 2, "executor": "process"}
+    assert result["group"] == {"splits": [0, 1, 2, 3], "chunk": 2, "executor": "process", "compile": False}
+
+
+def test_compiled_steps_change_rounding_at_most_and_are_noted(
+    tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function: asked.append(function) or function)
+    (unit, *_) = expand(tiny)
+    found = {}
+    for compile in (False, True):
+        settings = Settings(out=tmp_path / str(compile), device="cpu", show=False, compile=compile)
+        assert run_sweep([unit], settings).ok
+        found[compile] = json.loads((settings.out / unit.path).read_text())
+    assert asked
+    assert [found[key]["group"]["compile"] for key in (False, True)] == [False, True]
+    assert found[True]["metrics"] == pytest.approx(found[False]["metrics"], rel=1e-9)
 
 
 def test_a_corrupt_result_is_named_and_trained_again(

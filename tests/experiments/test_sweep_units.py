@@ -151,3 +151,12 @@ def test_groups_cover_all_runs_and_are_kept(tiny: Experiment, tmp_path: Path) ->
     few = plan(tmp_path, units[:1], size=None, how={})
     assert [[u.split for u in g.units] for g in few] == [[0, 1, 2]]
     assert len(by_family(units)) == 1
+
+
+def test_override_knows_options_that_few_experiments_set_and_none_takes_them_out() -> None:
+    options = {"model": {"depth": 2}, "training": {"lr": 0.1, "lr_drops": [0.5]}}
+    assert override(options, "jitter", 1e-8) == {**options, "model": {"depth": 2, "jitter": 1e-8}}
+    assert override(override(options, "jitter", 1e-8), "jitter", None) == options
+    assert override(options, "lr_drops", None) == {**options, "training": {"lr": 0.1}}
+    with pytest.raises(ConfigurationError, match="lr_end"):
+        override(options, "lr_ends", 0.1)

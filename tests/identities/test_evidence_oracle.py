@@ -23,6 +23,7 @@ TARGETS: dict[str, tuple[Callable[[], vb.Likelihood], Tensor]] = {
 POSTERIORS = {
     "whitened": lambda: vb.LocalInducing(4),
     "pseudo": lambda: vb.LocalInducing(4, form="pseudo"),
+    "pseudo, full": lambda: vb.LocalInducing(4, form="pseudo", precision="full"),
 }
 
 
@@ -32,7 +33,10 @@ def randomized(model: vb.Model, scale: float = 0.25) -> vb.Model:
         for layer in model.layers.values():
             if layer.posterior.form == "pseudo":
                 layer.posterior.pseudo_outputs.mul_(0.4)
-                layer.posterior.precision.set(0.4)
+                if layer.posterior.kind == "full":
+                    layer.posterior.raw_factor.fill_diagonal_(0.5 * math.log(0.4))
+                else:
+                    layer.posterior.precision.set(0.4)
             for parameter in layer.posterior.parameters():
                 parameter.add_(scale * torch.randn_like(parameter))
     model.jitter.fill_(1e-10)

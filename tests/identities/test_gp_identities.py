@@ -181,6 +181,36 @@ def test_svgp_at_titsias_optimum_has_the_sgpr_bound(p: int, per_output: bool) ->
     assert svgp.elbo(x, y).value < bounds[0].value - 1e-6
 
 
+def test_a_full_precision_reaches_every_whitened_gaussian_below_the_prior() -> None:
+    """The two forms of local inducing points are one family: `R R^T = (I + L^T Lambda L)^-1` solved for `Lambda`."""
+    x, y = data(p=1)
+    z = x[::4]
+    m = len(z)
+    kernel = KERNELS["matern"]()
+
+    def model(form: str, **options: str) -> tuple[vb.Model, vb.LocalInducing]:
+        layer = vb.GP(1, kernel=kernel, posterior=vb.LocalInducing(m, form=form, inputs=z, **options))
+        made = vb.Model(layer, vb.Gaussian(0.1))
+        made.jitter.fill_(1e-12)
+        return made, layer.posterior
+
+    whitened, q = model("whitened")
+    pseudo, q_pseudo = model("pseudo", precision="full")
+    R = 0.3 * torch.eye(m) + 0.1 * torch.randn(m, m).tril()
+    assert float(torch.linalg.eigvalsh(R @ R.T).max()) < 1.0
+    mean = torch.randn(m, 1)
+    B = torch.linalg.inv(R @ R.T)
+    inverse = torch.linalg.inv(torch.linalg.cholesky(kernel(z)))
+    Lambda = inverse.T @ (B - torch.eye(m)) @ inverse
+    T = torch.linalg.cholesky(Lambda)
+    with torch.no_grad():
+        q.mean.copy_(mean)
+        q.raw_factor.copy_(R.tril(-1) + torch.diag(R.diagonal().log()))
+        q_pseudo.raw_factor.copy_(T.tril(-1) + torch.diag(T.diagonal().log()))
+        q_pseudo.pseudo_outputs.copy_(torch.linalg.solve(Lambda, inverse.T @ B @ mean))
+    assert_close(pseudo.elbo(x, y).value, whitened.elbo(x, y).value, 1e-8)
+
+
 @pytest.mark.parametrize("name", ["squared exponential", "matern"])
 def test_pseudo_observations_at_the_data_reach_the_evidence(name: str) -> None:
     x, y = data(p=2)

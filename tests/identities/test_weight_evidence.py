@@ -27,6 +27,8 @@ POSTERIORS: dict[str, Callable[[], vb.posteriors.Posterior]] = {
     "global full": lambda: vb.GlobalInducing("full", log_precision=-3.0),
     "local": lambda: vb.LocalInducing(6),
     "local per output": lambda: vb.LocalInducing(6, precision="per_output"),
+    "local full": lambda: vb.LocalInducing(6, precision="full"),
+    "local full, wide": lambda: vb.LocalInducing(2, precision="full"),
     "local wide": lambda: vb.LocalInducing(2),
     "mean field": lambda: vb.MeanField(variance=0.6),
     "from prior": vb.FromPrior,
@@ -73,6 +75,8 @@ def test_importance_weights_average_to_the_evidence(posterior: str, prior: str, 
                     parameter.mul_(0.4)
                 if name == "precision.raw":
                     parameter.fill_(-1.0)
+                if name == "raw_factor":
+                    parameter.fill_diagonal_(-1.5)
                 parameter.add_(0.05 * torch.randn_like(parameter))
             if prior.endswith("scale"):
                 one.prior.alpha.set(1.0)

@@ -65,6 +65,7 @@ def run(
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster; without it one is started here.")] = None,
     group: Annotated[int | None, typer.Option(help="How many runs train together at most.")] = None,
     chunk: Annotated[int | None, typer.Option(help="How many models of a group share one step.")] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Shorter steps, after a minute of compiling.")] = False,
     checkpoint_seconds: Annotated[float, typer.Option(help="How often a group's state is kept.")] = 15.0,
     wait: Annotated[bool, typer.Option(help="Wait for runs that other processes are at.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
@@ -89,7 +90,7 @@ def run(
         return
     code = commands.run_experiment(
         name, chosen, out=out, device=device, executor=executor, workers=workers, address=address, group=group,
-        chunk=chunk, checkpoint_seconds=checkpoint_seconds, wait=wait, quiet=quiet, figures=figures,
+        chunk=chunk, compile=compile, checkpoint_seconds=checkpoint_seconds, wait=wait, quiet=quiet, figures=figures,
     )  # fmt: skip
     if code:
         raise typer.Exit(code)

@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--address", help="of a Ray cluster; without it one is started here")
     run.add_argument("--group", type=int, help="how many runs train together at most")
     run.add_argument("--chunk", type=int, help="how many models of a group share one step")
+    run.add_argument("--compile", action="store_true", help="shorter steps, after a minute or two of compiling")
     run.add_argument("--checkpoint-seconds", type=float, default=15.0, help="how often a group's state is kept")
     run.add_argument("--no-wait", dest="wait", action="store_false", help="do not wait for runs of other processes")
     run.add_argument("--quiet", action="store_true", help="show no progress")

@@ -15,6 +15,12 @@ __all__ = ["Experiment", "ModelSpec", "Unit", "merge", "override"]
 
 Options = Mapping[str, Any]
 
+# Options that models and training understand but few experiments set: not part of a run unless somebody sets them.
+_OPTIONAL = {
+    "model": ("jitter", "precision", "hidden_outputs", "last_log_precision", "log_precision", "layer_noise"),
+    "training": ("lr_drops", "lr_factor", "lr_end", "lr_hold", "kl_warmup"),
+}
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -183,10 +189,17 @@ def merge(*parts: Options) -> dict[str, Any]:
 def override(options: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """Options with one changed, by its name (`lr`) or section and name (`training.lr`).
 
+    None takes an option out that an experiment may leave unset.
+
     >>> override({"training": {"lr": 0.1}}, "lr", 0.2)
     {'training': {'lr': 0.2}}
     """
-    places = {f"{s}.{k}": (s, k) for s, part in options.items() if isinstance(part, dict) for k in part}
+    places = {
+        f"{s}.{k}": (s, k)
+        for s, part in options.items()
+        if isinstance(part, dict)
+        for k in (*part, *_OPTIONAL.get(s, ()))
+    }
     places |= {k: ("", k) for k, part in options.items() if not isinstance(part, dict)}
     by_leaf: dict[str, list[str]] = {}
     for full in places:
@@ -198,6 +211,9 @@ def override(options: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
         full = check_name(key, sorted({*places, *by_leaf}), "option")
         return override(options, full, value)
     section, leaf = places[full]
+    if value is None and leaf in _OPTIONAL.get(section, ()):  # as if nobody had set it
+        kept = {k: v for k, v in options[section].items() if k != leaf}
+        return {**options, section: kept}
     return merge(options, {section: {leaf: value}} if section else {leaf: value})
 
 

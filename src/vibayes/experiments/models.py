@@ -63,7 +63,8 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
     Options of the section `model`: `depth`, `n_inducing`, `lengthscale` (a number or `"sqrt(D)"`), `variance`, `ard`
     (`"first"` layer only, or `"all"`), `skip` (identity means in hidden layers), `layer_noise` (start of the variance
     of the hidden layers' noise; None for none), `log_noise` and `noise_scale` (start and scaling of the likelihood's
-    log noise variance), and what the posterior asks for. Global inducing inputs are the first training rows.
+    log noise variance), `jitter` (in float64, relative to a kernel's variance; the model's own by default), and what
+    the posterior asks for. Global inducing inputs are the first training rows.
     """
 
     def builder(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
@@ -98,6 +99,8 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
         noise = Positive(math.exp(chosen.get("log_noise", -3.0)), scale=chosen.get("noise_scale", 10.0))
         shared = None if all(layer.posterior.local for layer in layers) else split.x_train[:n_inducing]
         model = Model(nn.Sequential(*layers), Gaussian(noise), inducing=shared)
+        if chosen.get("jitter") is not None and model.dtype == torch.float64:  # float32 keeps what it needs
+            model.jitter.fill_(chosen["jitter"])
         _start_factors(layers[:-1], chosen.get("hidden_std"))
         return model, training_options(options, len(split.x_train))
 
@@ -143,8 +146,9 @@ def _wishart(mixing: str) -> _LayerPosterior:
 
 
 def _local(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
-    """Local inducing points by pseudo-observations: inputs and outputs standard normal, log precision 0."""
-    return LocalInducing(n_inducing, form="pseudo", inputs=torch.randn(n_inducing, split.x_train.shape[1]))
+    """Local inducing points by pseudo-observations: inputs and outputs standard normal, log precision 0, full."""
+    inputs = torch.randn(n_inducing, split.x_train.shape[1])
+    return LocalInducing(n_inducing, form="pseudo", precision=chosen.get("precision", "full"), inputs=inputs)
 
 
 def _dsvi(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:

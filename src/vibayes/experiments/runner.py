@@ -37,6 +37,7 @@ class Settings:
             and one where they are not.
         chunk: how many models of a group go through a step at once; None: on a GPU what fits into memory, on a CPU
             the whole group, so that the numbers do not depend on a measurement.
+        compile: whether steps go through `torch.compile`: a minute or two at the start, then shorter steps.
         checkpoint_seconds: how often a group's state is kept.
         command: what was typed.
         wait: whether to wait for runs that other processes are at.
@@ -47,6 +48,7 @@ class Settings:
     device: str | None = None
     group: int | None = None
     chunk: int | None = None
+    compile: bool = False
     checkpoint_seconds: float = 15.0
     command: str = ""
     wait: bool = True
@@ -121,7 +123,7 @@ def run_sweep(units: Sequence[Unit], settings: Settings, executor: Executor | No
     out = writable_folder(settings.out).resolve()
     # an executor elsewhere has devices of its own, which its workers look for
     device = check_device(settings.device) if executor.local else settings.device or executor.device
-    how = {"chunk": settings.chunk, "executor": executor.name, "device": device}
+    how = {"chunk": settings.chunk, "executor": executor.name, "device": device, "compile": settings.compile}
 
     def planned() -> list[Group]:
         found = []
@@ -213,6 +215,7 @@ def _train(group: Group, task: Mapping[str, Any], claim: claims.Claim, watch: Ca
         "checkpoint": group.folder / "checkpoint",
         "checkpoint_seconds": task["checkpoint_seconds"],
         "chunk": group.how.get("chunk") or _chunk_at(group),
+        "compile": bool(group.how.get("compile")),
         "watch": ProgressFile(group, device, watch),
     }
     try:
@@ -268,6 +271,7 @@ def _about(group: Group, task: Mapping[str, Any], device: str, chunk: int | None
             "splits": [unit.split for unit in group.units],
             "chunk": chunk,
             "executor": group.how.get("executor"),
+            "compile": bool(group.how.get("compile")),
         },
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -59,6 +59,7 @@ def train_group(
     checkpoint: Path,
     checkpoint_seconds: float = 15.0,
     chunk: int | None = None,
+    compile: bool = False,
     watch: Watch | None = None,
 ) -> tuple[list[AnyModel], list[History]]:
     """Train the runs of a group, which differ in the split only, together.
@@ -70,6 +71,7 @@ def train_group(
         checkpoint: the file from which a killed group goes on.
         checkpoint_seconds: how often it is written.
         chunk: how many models train at once; chosen by `fit_many` when None.
+        compile: whether steps go through `torch.compile`.
         watch: called with the step now and then.
     """
     seeds = [int(unit.options.get("seed", 0)) + unit.split for unit in units]
@@ -87,6 +89,8 @@ def train_group(
         options["lr_schedule"] = as_schedule(options["lr_schedule"])
     choices: Mapping[str, Sequence[float]] | None = options.pop("choices", None)
     options |= {"seed": seeds, "device": device, "progress": False, "chunk": chunk}
+    if compile:
+        options["compile"] = True
     options |= {"checkpoint": checkpoint, "checkpoint_seconds": checkpoint_seconds}
     with _tuned_convolutions():
         if choices is None:

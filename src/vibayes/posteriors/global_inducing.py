@@ -16,10 +16,18 @@ from vibayes.posteriors.pseudo import sample_given_pseudo
 if TYPE_CHECKING:
     from vibayes.layers.base import Layer
 
-__all__ = ["GlobalInducing"]
+__all__ = ["GlobalInducing", "full_precision_of_images"]
 
 # How much faster than other parameters the log precision moves (thesis, appendix "Parameter scaling for Adam").
 PRECISION_SCALE = 3.0
+
+
+def full_precision_of_images(layer: "Layer") -> ConfigurationError:
+    """What to say where a layer of images is given a full precision."""
+    return ConfigurationError(
+        f"Layer {layer.name!r} gives images, and its precision cannot be full: it must not differ between the places "
+        'of an image. Use precision="diagonal", one value per inducing image.'
+    )
 
 
 class GlobalInducing(Posterior):
@@ -82,10 +90,7 @@ class GlobalInducing(Posterior):
                 f"got {list(self.given_outputs.shape)}."
             )
         if self.form == "full" and len(shape) > 2:
-            raise ConfigurationError(
-                f"Layer {layer.name!r} gives images, and its precision cannot be full: it must not differ between the "
-                'places of an image. Use GlobalInducing("diagonal"), one value per inducing image.'
-            )
+            raise full_precision_of_images(layer)
         dtype = torch.get_default_dtype()
         start = torch.randn(shape) if self.given_outputs is None else self.given_outputs.detach().to(dtype, copy=True)
         self.pseudo_outputs = nn.Parameter(start)

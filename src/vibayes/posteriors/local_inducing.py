@@ -14,7 +14,7 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inducing import choose_inducing
 from vibayes.parameters import Positive
 from vibayes.posteriors.base import Gaussian, Posterior, Site
-from vibayes.posteriors.global_inducing import PRECISION_SCALE
+from vibayes.posteriors.global_inducing import PRECISION_SCALE, full_precision_of_images
 from vibayes.posteriors.pseudo import pseudo_gaussian, sample_given_pseudo
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class LocalInducing(Posterior):
 
     - `"whitened"`: `q(v_p) = N(m_p, R_p R_p^T)` for every output p, with `m` and the lower triangular `R` learned
       (Hensman et al. 2015; Salimbeni & Deisenroth 2017).
-    - `"pseudo"`: `q(u_p)` proportional to `N(u_p; 0, K) N(y_p; u_p, Lambda^-1)` with pseudo-outputs `y` and a
-      diagonal precision `Lambda` learned (thesis, Sec. "Global inducing points", local version). In `v` it is
-      `N(B^-1 L^T Lambda y, B^-1)` with `B = I + L^T Lambda L`.
+    - `"pseudo"`: `q(u_p)` proportional to `N(u_p; 0, K) N(y_p; u_p, Lambda^-1)` with pseudo-outputs `y` and their
+      precision `Lambda` learned (thesis, Sec. "Global inducing points", local version). In `v` it is
+      `N(B^-1 L^T Lambda y, B^-1)` with `B = I + L^T Lambda L`: with a full `Lambda`, every Gaussian below the prior.
 
     Either way `KL(q || p)` is closed-form and, in a GP, `v` is integrated out of the bound. Layers of weights know the
     second form only, with `u = D v` and `D` the features of the inducing inputs times the prior's root; inputs and
@@ -42,7 +42,8 @@ class LocalInducing(Posterior):
     Args:
         n_inducing: how many inducing inputs.
         form: `"whitened"` (the default for GP layers) or `"pseudo"` (that for layers of weights).
-        precision: of pseudo-outputs: `"diagonal"`, shared by all outputs, or `"per_output"`.
+        precision: of pseudo-outputs: `"diagonal"`, shared by all outputs, `"per_output"` (a diagonal for each) or
+            `"full"` (a full matrix, shared by all outputs).
         inputs: starting values of the inducing inputs, `[n_inducing, D]`, as the layer receives its rows (in user
             units where the layer is the model's first). By default k-means centres of the rows that reach the layer.
             With a `DeepKernel` they live in its feature space: features of the given inputs, or centres of features.
@@ -72,8 +73,8 @@ class LocalInducing(Posterior):
         inputs: Any = None,
     ) -> None:
         super().__init__()
-        if precision not in ("diagonal", "per_output"):
-            raise ConfigurationError(f'precision must be "diagonal" or "per_output", got {precision!r}.')
+        if precision not in ("diagonal", "per_output", "full"):
+            raise ConfigurationError(f'precision must be "diagonal", "per_output" or "full", got {precision!r}.')
         if form not in (None, "whitened", "pseudo"):
             raise ConfigurationError(f'form must be "whitened" or "pseudo", got {form!r}.')
         if isinstance(n_inducing, bool) or not isinstance(n_inducing, int) or n_inducing < 1:
@@ -85,7 +86,7 @@ class LocalInducing(Posterior):
             )
         self.n_inducing = n_inducing
         self.form = form
-        self.shared = precision == "diagonal"
+        self.kind = precision
         self.given_inputs = rows
 
     def finish(self, layer: "Layer", n_inducing: int) -> None:
@@ -114,12 +115,15 @@ class LocalInducing(Posterior):
             self.raw_factor = nn.Parameter(torch.zeros(P, M, M))
         else:
             self.pseudo_outputs = nn.Parameter(torch.randn(M, P))
-            shape = (M,) if self.shared else (P, M)
-            if weights is None:
-                self.precision = Positive(torch.ones(shape))
+            shape = (P, M) if self.kind == "per_output" else (M,)
+            start = 0.0 if weights is None or layer.is_output else -4.0
+            if self.kind == "full":
+                if len(layer.out_shape or (P,)) > 1:
+                    raise full_precision_of_images(layer)
+                self.raw_factor = nn.Parameter(torch.diag_embed(torch.full(shape, 0.5 * start)))
             else:
-                start = math.exp(0.0 if layer.is_output else -4.0)
-                self.precision = Positive(torch.full(shape, start), scale=PRECISION_SCALE)
+                scale = 1.0 if weights is None else PRECISION_SCALE
+                self.precision = Positive(torch.full(shape, math.exp(start)), scale=scale)
 
     def initialize(self, layer: "Layer", rows: Tensor) -> None:
         """Put the inducing inputs of a GP on k-means centres of the rows, unless they were given."""
@@ -141,13 +145,19 @@ class LocalInducing(Posterior):
         if self.form == "whitened":
             log_det = 2.0 * self.raw_factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # [P]
             return Gaussian(self.mean, linalg.lower_factor(self.raw_factor), log_det)
-        return pseudo_gaussian(site, self.pseudo_outputs, self.precision.value)
+        return pseudo_gaussian(site, self.pseudo_outputs, *self._precision())
+
+    def _precision(self) -> tuple[Tensor | None, Tensor | None]:
+        """The diagonal of the pseudo-outputs' precision, or the factor of a full one."""
+        if self.kind == "full":
+            return None, linalg.lower_factor(self.raw_factor)
+        return self.precision.value, None
 
     def sample(self, site: Site, draw: Draw) -> Float[Tensor, "k p"]:
         """Draw `v` and report `log p(v) - log q(v)`."""
         q = self.marginal(site)
         if q is None:
-            return sample_given_pseudo(site, draw, self.pseudo_outputs, self.precision.value)
+            return sample_given_pseudo(site, draw, self.pseudo_outputs, *self._precision())
         noise = draw.randn(f"{site.name}.inducing", *q.mean.shape, like=q.mean)  # [K, P]
         v = q.draw(noise)
         log_det = q.log_det.expand(site.n_out).sum()

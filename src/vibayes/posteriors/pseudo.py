@@ -34,13 +34,7 @@ def sample_given_pseudo(
 
 def _in_weights(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Tensor | None) -> Tensor:
     """With `B = C C^T`, `v = C^-T (C^-1 D^T Lambda y + eps)`; the densities of `eps` and `v` give the log ratio."""
-    if precision is not None:
-        A, b = site.moments(precision, y)
-    else:
-        assert T is not None
-        assert site.design is not None
-        D = T.mT @ site.design  # [M, K]
-        A, b = D.mT @ D, D.mT @ (T.mT @ y)
+    A, b = _moments(site, y, precision, T)
     K, P = b.shape
     C = draw.factor(f"{site.name}.pseudo", _plus_identity(A), jitter=False)
     eps = draw.randn(f"{site.name}.inducing", K, P, like=b)
@@ -100,9 +94,9 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
     return v
 
 
-def pseudo_gaussian(site: Site, y: Float[Tensor, "m p"], precision: Tensor) -> Gaussian:
-    """`q(v)` itself, for a diagonal precision `[M]` or `[P, M]`."""
-    A, b = site.moments(precision, y)
+def pseudo_gaussian(site: Site, y: Float[Tensor, "m p"], precision: Tensor | None, T: Tensor | None = None) -> Gaussian:
+    """`q(v)` itself; arguments as in `sample_given_pseudo`."""
+    A, b = _moments(site, y, precision, T)
     # B >= I, so its factorization cannot fail for lack of definiteness and needs no jitter
     C, _ = linalg.factor(_plus_identity(A))
     eye = torch.eye(len(b), dtype=b.dtype, device=b.device)
@@ -111,6 +105,16 @@ def pseudo_gaussian(site: Site, y: Float[Tensor, "m p"], precision: Tensor) -> G
         mean = (R @ (R.mT @ b.mT[..., None]))[..., 0].mT
         return Gaussian(mean, R, -C.log_det)
     return Gaussian(R @ (R.mT @ b), R[None], -C.log_det[None])
+
+
+def _moments(site: Site, y: Tensor, precision: Tensor | None, T: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`D^T Lambda D` and `D^T Lambda y`."""
+    if precision is not None:
+        return site.moments(precision, y)
+    assert T is not None
+    assert site.design is not None
+    D = T.mT @ site.design  # [M, K]
+    return D.mT @ D, D.mT @ (T.mT @ y)
 
 
 def _plus_identity(A: Tensor) -> Tensor:

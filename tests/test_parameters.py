@@ -132,7 +132,14 @@ def test_log_prior_is_the_density_at_the_value(prior: torch.distributions.Distri
     assert (gradient != 0).all()
 
 
-@pytest.mark.parametrize("prior", [LogNormal(0.0, 1.0), Uniform(0.5, 2.0), Gamma(2.0, 1.0)])
+@pytest.mark.parametrize(
+    "prior",
+    [  # explicitly, since compiling anything switches torch's default off for the whole process
+        LogNormal(0.0, 1.0, validate_args=True),
+        Uniform(0.5, 2.0, validate_args=True),
+        Gamma(2.0, 1.0, validate_args=True),
+    ],
+)
 def test_a_prior_never_raises_in_training(prior: torch.distributions.Distribution) -> None:
     """Torch would refuse values outside the support; training goes back from NaN and -inf instead."""
     assert prior._validate_args

@@ -35,11 +35,13 @@ __all__ = [
     "solve_lower_transposed_many",
 ]
 
-_JITTER = {torch.float64: 1e-6, torch.float32: 1e-4}
+_JITTER = {torch.float64: 1e-6, torch.float32: 1e-6}
 
 
 def default_jitter(dtype: torch.dtype) -> float:
-    """How much of its mean diagonal a kernel matrix of this dtype needs added to stay positive definite.
+    """How much of its mean diagonal a kernel matrix gets added to stay positive definite, in a model of this dtype.
+
+    The same for both, since the kernel matrices of inducing rows are made in float64 in either.
 
     >>> default_jitter(torch.float64)
     1e-06
@@ -129,6 +131,10 @@ class Factor(NamedTuple):
     def solve_transposed(self, B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
         """`L^-T B`."""
         return solve_lower_transposed_many(self.lower, B) if self.inverse is None else self.inverse.mT @ B
+
+    def to(self, dtype: torch.dtype) -> "Factor":
+        """The factor in another dtype."""
+        return Factor(*(None if part is None else part.to(dtype) for part in self))  # type: ignore[arg-type]
 
     @property
     def log_det(self) -> Float[Tensor, "*batch"]:

@@ -95,8 +95,9 @@ class SGPR(ConjugateModel):
     def _project(self, features: Float[Tensor, "n w"]) -> tuple[Float[Tensor, "m n"], Tensor]:
         """`A = L^-1 K_zx`, and whether `K_zz` could be factorised; `x` by what the kernel compares of it."""
         kernel = self.kernel.on_features
-        L, info = linalg.cholesky(kernel(self.inducing), self.jitter)
-        return linalg.solve_lower(L, kernel(self.inducing, features)), info
+        # In float64 whatever the dtype: docs/decisions/jitter.md
+        L, info = linalg.cholesky(kernel(self.inducing.double()), self.jitter)
+        return linalg.solve_lower(L.to(features.dtype), kernel(self.inducing, features)), info
 
     def optimal_q(self, x: Any, y: Any) -> Whitened:
         """Titsias's optimal `q(v)`, where `u = mean(z) + L v` with `K_zz = L L^T` (jitter included).

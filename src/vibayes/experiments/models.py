@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vibayes import linalg
 from vibayes.conjugate.base import ConjugateModel
 from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
@@ -63,8 +64,8 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
     Options of the section `model`: `depth`, `n_inducing`, `lengthscale` (a number or `"sqrt(D)"`), `variance`, `ard`
     (`"first"` layer only, or `"all"`), `skip` (identity means in hidden layers), `layer_noise` (start of the variance
     of the hidden layers' noise; None for none), `log_noise` and `noise_scale` (start and scaling of the likelihood's
-    log noise variance), `jitter` (in float64, relative to a kernel's variance; the model's own by default), and what
-    the posterior asks for. Global inducing inputs are the first training rows.
+    log noise variance), `jitter` (relative to a kernel's variance; in float32 no less than the default), and what the
+    posterior asks for. Global inducing inputs are the first training rows.
     """
 
     def builder(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
@@ -99,8 +100,9 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
         noise = Positive(math.exp(chosen.get("log_noise", -3.0)), scale=chosen.get("noise_scale", 10.0))
         shared = None if all(layer.posterior.local for layer in layers) else split.x_train[:n_inducing]
         model = Model(nn.Sequential(*layers), Gaussian(noise), inducing=shared)
-        if chosen.get("jitter") is not None and model.dtype == torch.float64:  # float32 keeps what it needs
-            model.jitter.fill_(chosen["jitter"])
+        if chosen.get("jitter") is not None:
+            least = 0.0 if model.dtype == torch.float64 else linalg.default_jitter(model.dtype)
+            model.jitter.fill_(max(chosen["jitter"], least))
         _start_factors(layers[:-1], chosen.get("hidden_std"))
         return model, training_options(options, len(split.x_train))
 

@@ -103,8 +103,9 @@ class GP(Layer):
         x = features if posterior.local else features[draw.n_inducing :]
         prior_mean = self.mean(rows)  # that of inducing rows first, where they came in
 
-        Kii = linalg.add_jitter(self.covariance(z), draw.jitter)  # [M, M]
-        factor = draw.factor(name, Kii, jitter=False)
+        # In float64 whatever the dtype: docs/decisions/jitter.md
+        Kii = linalg.add_jitter(self.covariance(z.double()), draw.jitter)  # [M, M]
+        factor = draw.factor(name, Kii, jitter=False).to(z.dtype)
         Kit = self.kernel.on_features(z, x)  # [M, N]
         site = Site(name, factor.lower, self.out_features, Kii, factor=factor)
         q = posterior.marginal(site) if draw.marginal else None
@@ -115,7 +116,7 @@ class GP(Layer):
 
         covariance = None
         if q is not None and not draw.joint:
-            mean, change = linalg.conditional_moments(Kii, factor, Kit, q.mean, q.factor)  # [N, P]
+            mean, change = linalg.conditional_moments(Kii.to(z.dtype), factor, Kit, q.mean, q.factor)  # [N, P]
             variance = self.variance(x)[:, None] + change
         elif not draw.joint:
             mean, loss = linalg.conditional_rows(factor, Kit, v)  # [N, P], [N]

@@ -86,8 +86,8 @@ class InverseWishartProcess(Layer):
             self.initialize(rows)
         z, x = rows[: draw.n_inducing], rows[draw.n_inducing :]
         dof = self.dof.value
-        Kii = linalg.add_jitter(self.kernel(z), draw.jitter)  # [M, M]
-        factor = draw.factor(name, Kii, jitter=False)
+        Kii = linalg.add_jitter(self.kernel(z.double()), draw.jitter)  # [M, M], float64 as in `GP`
+        factor = draw.factor(name, Kii, jitter=False).to(z.dtype)
         W = self.posterior.sample(GramSite(name, factor.lower, len(z), Kii, dof=dof), draw)  # L^-1 C  [M, M]
         A = factor.solve(self.kernel(z, x))  # L^-1 K_it  [M, N]
         R = self._residual(x, A, draw, name)  # [N, 1] or [N, N]

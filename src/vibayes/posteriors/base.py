@@ -29,7 +29,7 @@ class Site:
         design: `[M, K]`; for a GP the Cholesky factor of the kernel matrix of the inducing rows, for a layer of weights
             the features of the inducing rows times the prior's root. None where the layer has no inducing rows.
         n_out: the number of outputs P.
-        gram: `design @ design^T`, where the layer has it already.
+        gram: `design @ design^T` in float64, where the layer has it already.
         root: for a layer of weights, the root of the prior's covariance: `w = root.apply(v)`.
         factor: for a GP the design with its inverse, where that is at hand.
         rows: for a layer of weights, the rows that came in.

@@ -54,14 +54,15 @@ class InverseWishartPosterior(Posterior):
     def initialize(self, layer: Any, rows: Tensor) -> None:
         """Start the scatter at `extra K`, with the kernel matrix that the first draw meets."""
         M = self.V.shape[0]
-        K = linalg.add_jitter(layer.covariance(rows[:M]), linalg.default_jitter(rows.dtype))
+        K = linalg.add_jitter(layer.covariance(rows[:M].double()), linalg.default_jitter(rows.dtype))
         self.V.copy_(self.extra.value.sqrt() * linalg.cholesky(K)[0])
 
     def distribution(self, site: GramSite, draw: Draw) -> InverseWishart:
         """The posterior of the Gram matrix of the inducing rows."""
         assert site.gram is not None
-        scale = site.dof * site.gram + self.V @ self.V.mT
-        tril = draw.cholesky(f"{site.name}.scale", scale, jitter=False)
+        V = self.V.to(site.gram.dtype)
+        scale = site.dof * site.gram + V @ V.mT
+        tril = draw.cholesky(f"{site.name}.scale", scale, jitter=False).to(self.V.dtype)
         nu = site.dof + self.extra.value + self.V.shape[0] + 1.0
         return InverseWishart(None, nu, scale_tril=tril, validate_args=False)
 

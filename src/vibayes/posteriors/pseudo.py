@@ -64,8 +64,9 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
     each = precision is not None and precision.ndim == 2  # a precision for each output
     if precision is None:
         assert T is not None
+        exact = T.to(gram.dtype)
         # T^T K T. The factor is the same in all draws: on the right of a product it meets the rows of all draws at once
-        inner = (gram @ T).mT.contiguous() @ T  # [M, M]
+        inner = (gram @ exact).mT.contiguous() @ exact  # [M, M]
     else:
         t = precision.sqrt()  # [M] or [P, M]
         inner = t[..., :, None] * gram * t[..., None, :]  # [M, M] or [P, M, M]
@@ -76,7 +77,7 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
             return (rows.mT.contiguous() @ T).mT
         return rows * (t.mT if each else t[:, None])
 
-    C = draw.factor(f"{site.name}.pseudo", _plus_identity(inner), jitter=False)
+    C = draw.factor(f"{site.name}.pseudo", _plus_identity(inner), jitter=False).to(y.dtype)
     seen = transposed(y)  # [M, P]
     missed = transposed(y - design @ v0) - e0  # what the prior draw and noise miss of the pseudo-outputs
     if each:

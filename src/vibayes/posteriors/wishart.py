@@ -97,7 +97,7 @@ class GeneralizedWishart(Posterior):
     def initialize(self, layer: Any, rows: Tensor) -> None:
         """Put the learned part of the scale matrix where the prior's is: `V V^T = K / nu` in the first draw."""
         M = self.V.shape[0]
-        K = linalg.add_jitter(layer.covariance(rows[:M]), linalg.default_jitter(rows.dtype))
+        K = linalg.add_jitter(layer.covariance(rows[:M].double()), linalg.default_jitter(rows.dtype))
         self.V.copy_(linalg.cholesky(K)[0] / math.sqrt(layer.out_features))
 
     def distribution(self, L: Float[Tensor, "m m"], nu: int) -> GeneralizedSingularWishart:
@@ -114,8 +114,10 @@ class GeneralizedWishart(Posterior):
         M = L.shape[-1]
         K = L @ L.mT if site.gram is None else site.gram
         q = torch.sigmoid(self.share.value)
-        scale = (1.0 - q) / nu * K + q * (self.V @ self.V.mT)
-        posterior = self.distribution(draw.factor(f"{site.name}.scale", scale, jitter=False).lower, nu)
+        V = self.V.to(K.dtype)
+        scale = (1.0 - q) / nu * K + q * (V @ V.mT)
+        lower = draw.factor(f"{site.name}.scale", scale, jitter=False).lower.to(L.dtype)
+        posterior = self.distribution(lower, nu)
         noise = draw.randn(f"{site.name}.inducing", *posterior.noise_shape[-2:], like=L)
         F, T, log_det = posterior.rsample_factor(noise=noise)  # [M, nt]
         prior = Wishart(None, nu, scale_tril=L / math.sqrt(nu), validate_args=False)

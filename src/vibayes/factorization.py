@@ -59,8 +59,8 @@ def _leaf(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if K.is_cuda or bool(info.any()):  # looking costs nothing on a CPU, where the result is there already
         U = torch.where((info == 0)[:, None, None], U, math.nan)
     eye = torch.eye(K.shape[-1], dtype=U.dtype, device=U.device)
-    inverse = torch.linalg.solve_triangular(U, eye, upper=True, left=False)  # so that L L^-1 is I to rounding
-    return U.mT.to(K.dtype).contiguous(), inverse.mT.to(K.dtype).contiguous(), info
+    inverse = torch.linalg.solve_triangular(U.mT, eye, upper=False)  # so that L L^-1 is I to rounding
+    return U.mT.to(K.dtype).contiguous(), inverse.to(K.dtype).contiguous(), info
 
 
 def _blocked(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:

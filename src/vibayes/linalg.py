@@ -300,9 +300,11 @@ def conditional_moments(
         mean: means of `v`, one column per output.
         R: the square root of their covariance, one per output or one for all.
     """
-    result: tuple[Tensor, ...] = _ConditionalMoments.apply(  # type: ignore[no-untyped-call]
-        Kii, factor.lower, factor.inverse, Kit, mean, R
-    )
+    given = (Kii, factor.lower, factor.inverse, Kit, mean, R)
+    if torch.compiler.is_compiling():  # as in `conditional_rows`
+        moments = _ConditionalMoments.forward(*given)
+        return moments[0], moments[1]
+    result: tuple[Tensor, ...] = _ConditionalMoments.apply(*given)  # type: ignore[no-untyped-call]
     return result[0], result[1]
 
 
@@ -318,6 +320,9 @@ def conditional_rows(
     if factor.inverse is None:
         A = factor.solve(Kit)
         return A.mT @ v, A.square().sum(0)
+    if torch.compiler.is_compiling():  # which fails on a Function inside a vmap that not all its inputs take part in
+        mean, loss, _ = _ConditionalRows.forward(factor.inverse, Kit, v)
+        return mean, loss
     result: tuple[Tensor, ...] = _ConditionalRows.apply(factor.inverse, Kit, v)  # type: ignore[no-untyped-call]
     return result[0], result[1]
 
@@ -374,8 +379,10 @@ class _ConditionalRows(torch.autograd.Function):
         A = inverse @ Kit  # [M, N]
         # Under a vmap that only `v` takes part in, both outputs must: the gradient of one that does not arrives summed
         # over the vmap, and would be counted once for each of its elements.
-        # The norm is one pass over A. The compiler fuses the squares, and would differentiate the norm's square root.
-        loss = A.square().sum(-2) if torch.compiler.is_compiling() else torch.linalg.vector_norm(A, dim=-2).square()
+        # On a GPU the norm is one pass over A; on a CPU it takes ten times as long as the squares. The compiler fuses
+        # the squares, and would differentiate the norm's square root.
+        one_pass = A.is_cuda and not torch.compiler.is_compiling()
+        loss = torch.linalg.vector_norm(A, dim=-2).square() if one_pass else A.square().sum(-2)
         return A.mT @ v, loss + 0.0 * v.sum(), A
 
     @staticmethod

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import vibayes as vb
 from vibayes.training.batches import InMemory
+from vibayes.training.problem import Single
 from vibayes.training.stacked import Stacked
 
 
@@ -239,7 +240,8 @@ def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, ca
     [(regression_model, 5)]  # few rows take another way
     + [(build, 30) for build in (regression_model, class_model, deep_model, global_model, wishart_model)],
 )
-def test_compiling_changes_no_gradient(build, n: int) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("alone", [False, True])
+def test_compiling_changes_no_gradient(build, n: int, alone: bool) -> None:  # type: ignore[no-untyped-def]
     """`torch.compile` traces custom functions in its own way; the gradients it finds must be the same."""
     sets = [classes(r, n) if build is class_model else data(r, n) for r in range(2)]
     models, sources = [build(r) for r in range(2)], []
@@ -247,7 +249,7 @@ def test_compiling_changes_no_gradient(build, n: int) -> None:  # type: ignore[n
         model.initialize(x, y)
         sources.append(InMemory(x, y, None, None, 0))
         sources[-1].begin(model)
-    problem = Stacked(models, sources, 2)
+    problem = Single(models[0], sources[0], 2) if alone else Stacked(models, sources, 2)
     problem.load(0)
 
     def gradients(bound) -> list[Tensor]:  # type: ignore[no-untyped-def]

@@ -43,7 +43,8 @@ def deep_wishart_process(x: Tensor, y: Tensor, steps: int) -> TrainableModel:
     """Two layers; the first is as wide as the inputs, and known only by its Gram matrix."""
     width = max(x.shape[1], 2)
     hidden = vb.GP(width, kernel=vb.Matern52(x.shape[1], ard=True), posterior=vb.GeneralizedWishart("AB"))
-    last = vb.GP(1, kernel=vb.Matern52(width, lengthscale=width**0.5), posterior=vb.GlobalInducing("full"))
+    trusted = vb.GlobalInducing("full", log_precision=4.0)  # its pseudo-outputs start at the values that were seen
+    last = vb.GP(1, kernel=vb.Matern52(width, lengthscale=width**0.5), posterior=trusted)
     noise = vb.Positive(1e-2, scale=3.0, prior=torch.distributions.LogNormal(-6.0, 2.0))
     model = vb.Model(nn.Sequential(hidden, last), vb.Gaussian(noise), inducing=x[:50], standardize="both")
     vb.fit(model, (x, y), steps=steps, lr=0.02, n_samples=5, progress=False)

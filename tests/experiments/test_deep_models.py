@@ -11,7 +11,7 @@ from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
 from vibayes.experiments import reference
 from vibayes.experiments.catalogue import available, get
-from vibayes.experiments.experiment import Experiment, Unit, merge
+from vibayes.experiments.experiment import Experiment, Unit, merge, override
 from vibayes.experiments.models import MODELS, build, training_options
 from vibayes.experiments.results import finished
 from vibayes.experiments.runner import Settings, run_sweep
@@ -159,6 +159,10 @@ def test_training_of_chapter_five() -> None:
     thesis = Selection(models=["DGP"], depths="5", changes={"lr": 0.01, "lr_drops": [0.5], "jitter": None})
     as_printed = training_options(expand(get("dwp-uci"), thesis)[0].options, 455)
     assert (as_printed["lr"], as_printed["lr_schedule"](19_999)) == pytest.approx((0.01, 0.1))
+    slow = override(unit.options, "lr_warmup", 100)
+    assert [training_options(slow, 41157)["lr_schedule"](s) for s in (0, 99, 17_000)] == pytest.approx(
+        [0.01, 1.0, 0.01]
+    )
     even = {**unit.options, "training": {**unit.options["training"], "lr_end": 0.01, "lr_hold": 0.5}}
     rate = training_options(even, 41157)["lr_schedule"]
     assert [rate(step) for step in (0, 10_000, 15_000, 20_000)] == pytest.approx([1.0, 1.0, 0.1, 0.01])

@@ -1,5 +1,7 @@
 """Schedules: values at every step, ends included."""
 
+import pickle
+
 import pytest
 
 import vibayes as vb
@@ -35,6 +37,16 @@ def test_exponential_falls_by_one_factor() -> None:
     factors = [fall(step + 1) / fall(step) for step in range(10, 50)]
     assert max(factors) - min(factors) < 1e-12
     assert [round(fall(step), 12) for step in (50, 60)] == [0.02, 0.02]
+
+
+def test_warmup_rises_to_what_follows_and_can_be_pickled() -> None:
+    schedule = schedules.warmup(5, schedules.exponential(1.0, 0.01, 20, hold=10))
+    assert [schedule(step) for step in (0, 1, 4, 9)] == pytest.approx([0.2, 0.4, 1.0, 1.0])
+    assert schedule(20) == pytest.approx(0.01)
+    assert pickle.loads(pickle.dumps(schedule))(1) == schedule(1)
+    assert schedules.warmup(2)(0) == 0.5
+    with pytest.raises(vb.ConfigurationError, match="at least one step"):
+        schedules.warmup(0)
 
 
 def test_numbers_and_functions_are_schedules() -> None:

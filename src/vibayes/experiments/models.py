@@ -212,9 +212,10 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
     """Keyword arguments of `fit`.
 
     The rate falls by `lr_factor` at the fractions `lr_drops` of all steps; with `lr_end` it falls evenly instead, from
-    the fraction `lr_hold` of all steps on, to that part of itself. With `kl_warmup`, a number of steps, the
-    KL weight rises linearly from 0 to `kl_weight` over the first of them; with `kl_rise`, a fraction, it starts at 0
-    and rises by that fraction of `kl_weight` after every `kl_epochs` epochs. `augment` is a name in `AUGMENTATIONS`.
+    the fraction `lr_hold` of all steps on, to that part of itself; with `lr_warmup`, a number of steps, it rises first.
+    With `kl_warmup`, a number of steps, the KL weight rises linearly from 0 to `kl_weight` over the first of them; with
+    `kl_rise`, a fraction, it starts at 0 and rises by that fraction of `kl_weight` after every `kl_epochs` epochs.
+    `augment` is a name in `AUGMENTATIONS`.
     """
     training = options["training"]
     steps = n_steps(training, n_data)
@@ -232,11 +233,13 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
 
 def _lr_schedule(training: Mapping[str, Any], steps: int) -> float | schedules.Schedule:
     """The factor of the learning rate."""
-    if training.get("lr_end") is not None:
-        return schedules.exponential(1.0, training["lr_end"], steps, hold=int(training.get("lr_hold", 0.0) * steps))
+    found: float | schedules.Schedule = 1.0
     drops = [round(fraction * steps) for fraction in training.get("lr_drops", ())]
-    factors = [training.get("lr_factor", 0.1) ** k for k in range(len(drops) + 1)]
-    return schedules.piecewise(drops, factors) if drops else 1.0
+    if training.get("lr_end") is not None:
+        found = schedules.exponential(1.0, training["lr_end"], steps, hold=int(training.get("lr_hold", 0.0) * steps))
+    elif drops:
+        found = schedules.piecewise(drops, [training.get("lr_factor", 0.1) ** k for k in range(len(drops) + 1)])
+    return schedules.warmup(training["lr_warmup"], found) if training.get("lr_warmup") else found
 
 
 def _kl_schedule(training: Mapping[str, Any], n_data: int) -> float | schedules.Schedule:

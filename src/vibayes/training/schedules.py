@@ -7,7 +7,7 @@ from typing import Any
 
 from vibayes.errors import ConfigurationError
 
-__all__ = ["Schedule", "as_schedule", "constant", "exponential", "linear", "piecewise", "staircase"]
+__all__ = ["Schedule", "as_schedule", "constant", "exponential", "linear", "piecewise", "staircase", "warmup"]
 
 Schedule = Callable[[int], float]
 
@@ -55,6 +55,15 @@ class _Staircase:
     def __call__(self, step: int) -> float:
         bound = min if self.rise > 0 else max
         return bound(self.end, self.start + self.rise * (step // self.every))
+
+
+@dataclass(frozen=True)
+class _Warmup:
+    then: Schedule
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        return self.then(step) * min(1.0, (step + 1) / self.steps)
 
 
 def constant(value: float) -> Schedule:
@@ -114,6 +123,17 @@ def staircase(start: float, rise: float, every: int, end: float) -> Schedule:
     if every < 1 or rise == 0:
         raise ConfigurationError(f"staircase needs every >= 1 and a rise, got every={every}, rise={rise}.")
     return _Staircase(start, rise, every, end)
+
+
+def warmup(steps: int, then: float | Schedule = 1.0) -> Schedule:
+    """Another schedule, or a number, times a factor that rises evenly to 1 over the first `steps` steps.
+
+    >>> [warmup(4, piecewise([10], [1.0, 0.1]))(step) for step in (0, 1, 3, 9, 10)]
+    [0.25, 0.5, 1.0, 1.0, 0.1]
+    """
+    if steps < 1:
+        raise ConfigurationError(f"A warm-up needs at least one step, got {steps}.")
+    return _Warmup(as_schedule(then), steps)
 
 
 def as_schedule(value: Any) -> Schedule:

@@ -1,9 +1,14 @@
 """How kernels are put together: arguments, combinations, errors."""
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.distributions import LogNormal
 
+import vibayes as vb
 from vibayes import kernels
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.kernels import (
@@ -171,3 +176,36 @@ def test_a_kernel_cannot_hide_a_method() -> None:
     kernel = kernels.SquaredExponential(1)
     with pytest.raises(ConfigurationError, match="cannot have an attribute 'features'"):
         kernel.features = torch.nn.Linear(1, 1)  # type: ignore[assignment]
+
+
+class Projected(vb.Kernel):
+    """Somebody's own kernel, with a matrix product that takes one dtype only."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.weight = nn.Parameter(torch.tensor([[1.0, 0.5], [-0.3, 0.7], [0.2, -1.1]]))
+
+    def _matrix(self, x: Tensor, z: Tensor | None) -> Tensor:
+        a = x @ self.weight
+        b = a if z is None else z @ self.weight
+        return (-0.5 * (a[:, None] - b[None]).square().sum(-1)).exp()
+
+    def _diag(self, x: Tensor) -> Tensor:
+        return torch.ones_like(x[:, 0])
+
+
+@pytest.mark.parametrize("own", [Projected, lambda: Projected() + vb.SquaredExponential(3, ard=True)])
+def test_own_kernels_take_float64_rows_in_models_of_float32(own: Callable[[], vb.Kernel]) -> None:
+    kernel = own()
+    x = torch.randn(20, 3).float()
+    expected = kernel(x.double())
+    found = kernel.float()(x.double())
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    (gradient,) = torch.autograd.grad(found.sum(), [next(iter(kernel.parameters()))])
+    assert gradient.dtype == torch.float32
+    assert bool((gradient != 0).any())
+    torch.set_default_dtype(torch.float32)
+    model = vb.Model(vb.GP(1, kernel=own()), vb.Gaussian(0.1), inducing=x[:8])
+    history = vb.fit(model, (x, x[:, 0]), steps=5, lr=0.05, log_every=1, progress=False)
+    assert all(math.isfinite(value) for value in history.elbo)

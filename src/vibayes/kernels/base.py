@@ -5,8 +5,10 @@ from abc import ABC, abstractmethod
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from vibayes.draw import fits
 from vibayes.errors import ConfigurationError, ShapeError
@@ -80,11 +82,27 @@ class Kernel(nn.Module, ABC):
         """The diagonal of `_matrix(x, None)`."""
 
     def forward(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None = None) -> Float[Tensor, "n m"]:
-        """The matrix of covariances of the rows of `x` with those of `z` (with themselves when None)."""
+        """The matrix of covariances of the rows of `x` with those of `z` (with themselves when None).
+
+        Rows may be float64 where parameters are float32; then the matrix is.
+        """
         self._check(x)
         if z is not None:
             self._check(z)
+        if x.dtype == torch.float64 and self._needs_one_dtype:
+            both = (*self.named_parameters(), *self.named_buffers())
+            wide = {name: tensor.double() for name, tensor in both if tensor.is_floating_point()}
+            matrix: Tensor = functional_call(self, wide, (x, z))
+            return matrix
         return self._matrix(x, z)
+
+    @property
+    def _needs_one_dtype(self) -> bool:
+        """Whether parameters are float32 and somebody's own kernel, which may not mix dtypes, is among these."""
+        first = next(self.parameters(), None)
+        if first is None or first.dtype == torch.float64:
+            return False
+        return any(isinstance(m, Kernel) and not type(m).__module__.startswith("vibayes.") for m in self.modules())
 
     def diag(self, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """The variances of the rows, without the matrix."""

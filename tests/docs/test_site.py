@@ -17,7 +17,8 @@ pytest.importorskip("mkdocstrings_handlers.python")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    # not --quiet, which hides warnings from --strict, too
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

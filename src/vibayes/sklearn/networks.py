@@ -72,8 +72,9 @@ class BNNRegressor(Regressor, _BNN):
         n_inducing: inducing points of the global inducing posterior.
         posterior: `"global_inducing"` (correlated over layers) or `"mean_field"`.
         prior: of the weights: `"neal"`, `"standard"` or `"scale"`.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]
@@ -93,8 +94,9 @@ class BNNClassifier(Classifier, _BNN):
         n_inducing: inducing points of the global inducing posterior.
         posterior: `"global_inducing"` (correlated over layers) or `"mean_field"`.
         prior: of the weights: `"neal"`, `"standard"` or `"scale"`.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]
@@ -168,8 +170,9 @@ class DKLRegressor(Regressor, _DKL):
         width: units of a hidden layer.
         n_features: features that the network gives to the GP.
         n_inducing: inducing points, in the space of the features.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]
@@ -193,8 +196,9 @@ class DKLClassifier(Classifier, _DKL):
         width: units of a hidden layer.
         n_features: features that the network gives to the GP.
         n_inducing: inducing points, in the space of the features.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]

@@ -76,8 +76,9 @@ class GPRegressor(Regressor, _GP):
         method: `"exact"`, `"sgpr"`, `"svgp"`, or `"auto"`.
         n_inducing: inducing points of the sparse methods.
         restarts: starts of the exact GP, of which the one with the best evidence is kept.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]
@@ -97,8 +98,9 @@ class GPClassifier(Classifier, _GP):
         method: `"exact"`, `"sgpr"`, `"svgp"`, or `"auto"`.
         n_inducing: inducing points of the sparse methods.
         restarts: starts of the exact GP, of which the one with the best evidence is kept.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]
@@ -160,8 +162,9 @@ class DeepGPRegressor(Regressor, _DeepGP):
         depth: number of GP layers.
         width: outputs of the hidden layers; as many as there are columns, at most 30, when None.
         n_inducing: inducing points, which travel through all layers.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]
@@ -180,8 +183,9 @@ class DeepGPClassifier(Classifier, _DeepGP):
         depth: number of GP layers.
         width: outputs of the hidden layers; as many as there are columns, at most 30, when None.
         n_inducing: inducing points, which travel through all layers.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]
@@ -246,8 +250,9 @@ class DeepWishartRegressor(Regressor, _DeepWishart):
         width: of the hidden layers, their degrees of freedom; as many as there are columns, at most 30, when None.
         n_inducing: inducing points, which travel through all layers.
         mixing: form of the Wishart posterior: `"plain"`, `"A"` or `"AB"`.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]
@@ -267,8 +272,9 @@ class DeepWishartClassifier(Classifier, _DeepWishart):
         width: of the hidden layers, their degrees of freedom; as many as there are columns, at most 30, when None.
         n_inducing: inducing points, which travel through all layers.
         mixing: form of the Wishart posterior: `"plain"`, `"A"` or `"AB"`.
-        steps, lr, batch_size, n_samples, n_draws, standardize, seed, device, dtype, progress, callback: as for every
-            estimator; see `vibayes.sklearn.Estimator`.
+
+    The others (`steps`, `lr`, `batch_size`, `n_samples`, `n_draws`, `standardize`, `seed`, `device`, `dtype`,
+    `progress`, `callback`) are those of every estimator; see `vibayes.sklearn.Estimator`.
 
     >>> import numpy as np
     >>> X = np.linspace(-3, 3, 40)[:, None]

@@ -136,54 +136,6 @@ def test_gaussian_kl(shared: bool) -> None:
     torch.testing.assert_close(linalg.gaussian_kl(mean, R, log_det), expected)
 
 
-def moments(K: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """Plain algebra for `conditional_moments`."""
-    A = torch.linalg.solve(torch.linalg.cholesky(K), Kit)
-    change = torch.einsum("mn,qmk,kn->nq", A, R @ R.mT - torch.eye(len(K)), A)
-    return A.mT @ mean, change
-
-
-@pytest.mark.parametrize("outputs", [(1, 1), (2, 2), (2, 1)])
-def test_conditional_moments_and_their_gradients(outputs: tuple[int, int]) -> None:
-    P, Q = outputs
-    base, Kit, mean, R = spd(3), torch.randn(3, 4), torch.randn(3, P), torch.randn(Q, 3, 3)
-    inputs = [t.requires_grad_() for t in (base, Kit, mean, R)]
-
-    def ours(base: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        K = 0.5 * (base + base.mT)  # a kernel matrix is symmetric, and so are its changes
-        return linalg.conditional_moments(K, linalg.factor(K)[0], *rest)
-
-    for mine, plain in zip(ours(*inputs), moments(*inputs), strict=True):
-        torch.testing.assert_close(mine, plain)
-    assert torch.autograd.gradcheck(ours, inputs)
-    assert torch.autograd.gradgradcheck(ours, inputs, fast_mode=True)  # not silently wrong when differentiated twice
-
-
-def test_conditional_moments_under_vmap() -> None:
-    K, Kit, mean, R = spd(3, 4), torch.randn(4, 3, 5), torch.randn(4, 3, 2), torch.randn(4, 2, 3, 3)
-
-    def loss(K: Tensor, Kit: Tensor) -> Tensor:
-        def one(K: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> Tensor:
-            m, v = linalg.conditional_moments(K, linalg.factor(K)[0], Kit, mean, R)
-            return m.sum() + v.square().sum()
-
-        return torch.func.vmap(one)(K, Kit, mean, R).sum()
-
-    def looped(K: Tensor, Kit: Tensor) -> Tensor:
-        pairs = [moments(K[i], Kit[i], mean[i], R[i]) for i in range(4)]
-        return sum((m.sum() + v.square().sum() for m, v in pairs), torch.zeros(()))
-
-    K.requires_grad_(), Kit.requires_grad_()
-    torch.testing.assert_close(loss(K, Kit), looped(K, Kit))
-    for mine, plain in zip(
-        torch.autograd.grad(loss(K, Kit), (K, Kit)), torch.autograd.grad(looped(K, Kit), (K, Kit)), strict=True
-    ):
-        torch.testing.assert_close(
-            0.5 * (mine + mine.mT) if mine.shape == K.shape else mine,
-            0.5 * (plain + plain.mT) if plain.shape == K.shape else plain,
-        )
-
-
 def plain_quadratic_and_log_det(B: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     return (R * torch.linalg.solve(B, R)).sum((-2, -1)), torch.logdet(B)
 

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import linalg
+from vibayes.conditionals import conditional_moments, conditional_rows
 from vibayes.draw import fits
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.kernels.base import Kernel
@@ -116,10 +117,10 @@ class GP(Layer):
 
         covariance = None
         if q is not None and not draw.joint:
-            mean, change = linalg.conditional_moments(Kii.to(z.dtype), factor, Kit, q.mean, q.factor)  # [N, P]
+            mean, change = conditional_moments(Kii.to(z.dtype), factor, Kit, q.mean, q.factor)  # [N, P]
             variance = self.variance(x)[:, None] + change
         elif not draw.joint:
-            mean, loss = linalg.conditional_rows(factor, Kit, v)  # [N, P], [N]
+            mean, loss = conditional_rows(factor, Kit, v)  # [N, P], [N]
             variance = (self.variance(x) - loss)[:, None]  # [N, 1]
         else:
             A = factor.solve(Kit)  # [M, N]

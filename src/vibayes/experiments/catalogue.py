@@ -123,7 +123,8 @@ _DGP_UCI = Experiment(
     tables=("tab_gi_uci_dsvi2_lls", "tab_gi_uci_dsvi2_rmse", "tab_gi_uci_dsvi2_elbos"),
     note=(
         "Published splits. Log likelihood and RMSE in original units, ELBO per data point on standardised targets. "
-        "Chosen, as the thesis leaves it open: 20,000 steps at a learning rate of 0.01; ARD in every layer; "
+        "Precisions of pseudo-outputs are full matrices, local ones too. Chosen, as the thesis leaves it open: 20,000 "
+        "steps at a learning rate of 0.01; ARD in every layer; "
         "lengthscales sqrt(D), variances 1; log noise -3 with factor 10, as for networks; noise of hidden layers 1e-2, "
         "with DSVI 1e-5 and standard deviations 1e-5, so that its hidden layers start near deterministic. DSVI is our "
         "own implementation, not the rerun of its authors' code."

@@ -30,17 +30,10 @@ def changes(texts: list[str]) -> list[dict[str, Any]]:
         pairs = [part.partition("=") for part in text.split("+")]
         if len(pairs) == 1:
             key, _, values = pairs[0]
-            found += [{key: _value(v)} for v in values.split(",")]
+            found += [{key: commands.typed_value(v)} for v in values.split(",")]
         else:
-            found.append({key: _value(v) for key, _, v in pairs})
+            found.append({key: commands.typed_value(v) for key, _, v in pairs})
     return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def changed(unit: Unit, change: dict[str, Any]) -> dict[str, Any]:

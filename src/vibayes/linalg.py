@@ -33,13 +33,11 @@ __all__ = [
     "solve_lower_transposed_many",
 ]
 
-_JITTER = {torch.float64: 1e-6, torch.float32: 1e-6}
+_JITTER = {torch.float64: 1e-6, torch.float32: 1e-5}
 
 
 def default_jitter(dtype: torch.dtype) -> float:
-    """How much of its mean diagonal a kernel matrix gets added to stay positive definite, in a model of this dtype.
-
-    The same for both, since the kernel matrices of inducing rows are made in float64 in either.
+    """How much of its mean diagonal a kernel matrix gets added in a model of this dtype (docs/decisions/jitter.md).
 
     >>> default_jitter(torch.float64)
     1e-06

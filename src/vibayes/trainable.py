@@ -1,5 +1,6 @@
 """What every model has in common: a likelihood, units, checked data, and a bound to maximise."""
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -75,12 +76,13 @@ class TrainableModel(nn.Module, ABC):
         self.register_buffer("jitter", torch.tensor(linalg.default_jitter(dtype), dtype=dtype))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Convert as torch does, to dtypes in which models work."""
+        """Convert as torch does; the jitter follows the dtype, unless someone has set another one."""
         before = self.dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.dtype != before:
             needed = linalg.default_jitter(self.dtype)
-            if before not in (torch.float32, torch.float64):  # the jitter was rounded
+            usable = before in (torch.float32, torch.float64)
+            if not usable or math.isclose(float(self.jitter), linalg.default_jitter(before), rel_tol=1e-3):
                 self.jitter.fill_(needed)
         return self
 

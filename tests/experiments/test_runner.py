@@ -124,20 +124,17 @@ def test_how_runs_are_grouped_changes_rounding_at_most(tiny: Experiment, tmp_pat
     assert result["group"] == {"splits": [0, 1, 2, 3], "chunk": 2, "executor": "process", "compile": False}
 
 
-def test_compiled_steps_change_rounding_at_most_and_are_noted(
+def test_compiled_steps_are_asked_for_and_noted(
     tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     monkeypatch.setattr(torch, "compile", lambda function: asked.append(function) or function)
     (unit, *_) = expand(tiny)
-    found = {}
     for compile in (False, True):
         settings = Settings(out=tmp_path / str(compile), device="cpu", show=False, compile=compile)
         assert run_sweep([unit], settings).ok
-        found[compile] = json.loads((settings.out / unit.path).read_text())
-    assert asked
-    assert [found[key]["group"]["compile"] for key in (False, True)] == [False, True]
-    assert found[True]["metrics"] == pytest.approx(found[False]["metrics"], rel=1e-9)
+        assert bool(asked) is compile
+        assert json.loads((settings.out / unit.path).read_text())["group"]["compile"] is compile
 
 
 def test_a_corrupt_result_is_named_and_trained_again(

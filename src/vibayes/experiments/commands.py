@@ -43,6 +43,14 @@ def words(given: Sequence[str] | None) -> list[str] | None:
     return found or None
 
 
+def typed_value(text: str) -> Any:
+    """An option's value as it was typed: JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text.strip()
+
+
 def select(
     *,
     datasets: Sequence[str] | None = None,
@@ -60,10 +68,7 @@ def select(
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigurationError(f"--set takes KEY=VALUE, such as lr=0.01; got {text!r}.")
-        try:
-            changed[key.strip()] = json.loads(value)
-        except json.JSONDecodeError:
-            changed[key.strip()] = value.strip()
+        changed[key.strip()] = typed_value(value)
     return Selection(words(datasets), words(models), depths, words(priors), splits, steps, dtype, changed)
 
 

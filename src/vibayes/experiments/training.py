@@ -88,9 +88,7 @@ def train_group(
     else:
         options["lr_schedule"] = as_schedule(options["lr_schedule"])
     choices: Mapping[str, Sequence[float]] | None = options.pop("choices", None)
-    options |= {"seed": seeds, "device": device, "progress": False, "chunk": chunk}
-    if compile:
-        options["compile"] = True
+    options |= {"seed": seeds, "device": device, "progress": False, "chunk": chunk, "compile": compile}
     options |= {"checkpoint": checkpoint, "checkpoint_seconds": checkpoint_seconds}
     with _tuned_convolutions():
         if choices is None:

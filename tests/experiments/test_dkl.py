@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import vibayes as vb
 from vibayes.datasets import Split
 from vibayes.experiments import catalogue, dkl_images, dkl_mnist, dkl_toy, dkl_toy_figures
 from vibayes.experiments.dkl_models import FULL_BATCH_STEPS, feature_network
-from vibayes.experiments.dkl_pipeline import Pipeline, Stage, measure
+from vibayes.experiments.dkl_pipeline import METHODS, Pipeline, Stage, measure
 from vibayes.experiments.experiment import Unit
 from vibayes.experiments.models import build
 from vibayes.experiments.sweep import Selection, expand
@@ -117,7 +118,7 @@ def test_stages_follow_one_another(start: str, classes: bool) -> None:
     frozen = staged.frozen(trained, 10)
     assert all(torch.equal(a, b) for a, b in zip(weights, frozen.network[0].parameters(), strict=True))
     # the stage on features that were computed once ends where its last history says
-    bound = staged.histories["fSVDKL"][0]
+    bound = staged.histories["fSVDKL, batch size 10"]
     assert bound.step[-1] == 30
     before = measure(frozen, split)
     after = measure(staged.joint(frozen, 10), split)
@@ -128,7 +129,7 @@ def test_stages_follow_one_another(start: str, classes: bool) -> None:
     scratch = measure(staged.scratch(10), split)
     assert "elbo_per_datapoint" not in again
     assert ("accuracy" in scratch) == classes
-    assert set(staged.histories) == {"NN", "fSVDKL", "pSVDKL", "pNN", "SVDKL"}
+    assert set(staged.histories) == {f"{method}, batch size 10" for method in METHODS}
 
 
 def test_the_frozen_stage_on_features_is_the_frozen_model() -> None:
@@ -158,16 +159,41 @@ def test_the_image_pipeline_with_batch_normalisation(dataset: str, augmented: bo
         0, dataset=dataset, split=split, augmented=augmented, width=2, epochs=0.02, n_inducing=5, q=3
     )
     numbers = {n.name: n for n in result.numbers}
-    assert math.isfinite(numbers["elbo_per_datapoint, pSVDKL"].ours)
-    assert numbers["test_ll, NN"].note == "reduced run"
-    assert ("test_rmse, fSVDKL" in numbers) == (dataset == "utkface")
-    assert ("test_ll, SVDKL" in numbers) == (not augmented)
+    assert math.isfinite(numbers[f"elbo_per_datapoint, pSVDKL, batch size {dkl_images.LARGE[dataset]}"].ours)
+    assert numbers["test_ll, NN, batch size 100"].note == "reduced run"
+    assert ("test_rmse, fSVDKL, batch size 100" in numbers) == (dataset == "utkface")
+    assert ("test_ll, SVDKL, batch size 100" in numbers) == (not augmented)
+    assert len(result.statements) == 4
+
+
+def test_a_killed_image_pipeline_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    split = images(24, 3, 8, True)
+
+    def run(checkpoint: Path | None) -> dict[str, float]:
+        result = dkl_images.images(
+            0, dataset="cifar10", split=split, width=2, epochs=0.05, n_inducing=5, q=3, batches=(10,),
+            methods=("NN", "fSVDKL", "pSVDKL"), checkpoint=checkpoint,
+        )  # fmt: skip
+        return {n.name: n.ours for n in result.numbers}
+
+    whole = run(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "joint", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            run(tmp_path / "cifar10-0.checkpoint")
+    kept = sorted(file.name for file in tmp_path.iterdir())
+    assert kept == ["cifar10-0.checkpoint.NN-100", "cifar10-0.checkpoint.fSVDKL-10"]
+    with caplog.at_level("INFO", logger="vibayes"):
+        assert run(tmp_path / "cifar10-0.checkpoint") == whole
+    assert sum("Resuming" in message for message in caplog.messages) == 2
 
 
 def test_image_figures_stand_for_the_tables() -> None:
     labels = {label for label, _ in dkl_images._figures().values()}
     assert labels == {"tab:dkl:batch", "tab:dkl:batch_da", "tab:dkl:fd_age", "tab:dkl:fd_cifar"}
-    assert len(dkl_images.FIGURES) == 16
+    assert len(dkl_images.FIGURES) == 13
 
 
 def test_the_mnist_pipeline() -> None:

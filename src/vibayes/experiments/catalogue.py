@@ -186,7 +186,8 @@ _LATER = (
                tables=("tab_dkl_batch", "tab_dkl_batch_da", "tab_dkl_fd_age", "tab_dkl_fd_cifar"),
                script="vibayes.experiments.dkl_images",
                note="One pipeline of stages per figure, on one fixed split; choose some with --figures, such as "
-               "cifar10-100,cifar10-500. UTKFace at the size of its files. Needs a GPU."),
+               "cifar10. UTKFace at the size of its files. Needs a GPU. cifar10-short: an eighth of the epochs, NN, "
+               "fSVDKL and pSVDKL only."),
     Experiment("dkl-hmc", "Fully Bayesian deep kernel learning by HMC", ("fig:dkl:hmc",),
                script="vibayes.experiments.dkl_hmc",
                note="Priors of hyperparameters and starts are ours; the step size is adapted; 4 chains. With 20 points "

@@ -6,6 +6,7 @@ All stages of one pipeline share one split: features that saw a row in training 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +67,10 @@ class Pipeline:
         device: where to train.
         seed: of starts and batches.
         watch: called with a method's name and model before it trains; gives a callback for `fit`, or None.
+        checkpoint: beginning of the names of files, one for each stage, from which a killed run goes on.
+        progress: whether to show the progress of every stage.
+
+    `histories` holds the history of each stage: by method and, where stages have batches, their size.
     """
 
     split: Split
@@ -80,9 +85,11 @@ class Pipeline:
     device: str = "cpu"
     seed: int = 0
     watch: Watcher | None = None
+    checkpoint: Path | None = None
+    progress: bool = False
 
     def __post_init__(self) -> None:
-        self.histories: dict[str, list[History]] = {}
+        self.histories: dict[str, History] = {}
 
     @property
     def classes(self) -> int:
@@ -124,6 +131,10 @@ class Pipeline:
         """Train one stage; `x` are inputs in place of the split's (features of a frozen network)."""
         chosen = self.stages[stage]
         callback = None if self.watch is None else self.watch(method, model)
+        name = method if batch_size is None else f"{method}, batch size {batch_size}"
+        checkpoint = self.checkpoint
+        if checkpoint is not None:
+            checkpoint = checkpoint.with_name(f"{checkpoint.name}.{method}-{batch_size or 'all'}")
         history = fit(
             model,
             (self.split.x_train if x is None else x, self.split.y_train),
@@ -138,9 +149,11 @@ class Pipeline:
             device=self.device,
             log_every=max(1, chosen.steps // 200),
             callback=callback,
-            progress=False,
+            progress=self.progress,
+            checkpoint=checkpoint,
+            checkpoint_seconds=60.0,
         )
-        self.histories.setdefault(method, []).append(history)
+        self.histories[name] = history
 
     def plain(self, batch_size: int | None) -> Model:
         """NN: the network by itself."""

@@ -45,7 +45,8 @@ class Drawing:
         labels: the figures' labels in the thesis, by short name.
         files: the data set that a figure reads from a file, where it does.
         paint: functions that draw a figure from the arrays of its result.
-        resumable: figures whose functions take `checkpoint=`, a file from which they go on when a run was killed.
+        resumable: figures whose functions take `checkpoint=`, a file from which they go on when a run was killed, or
+            the beginning of the names of several.
     """
 
     experiment: str
@@ -108,7 +109,8 @@ class Drawing:
                 "figures": self._beside(name, entry, file),
             }
             write_file(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
-            checkpoint.unlink(missing_ok=True)
+            for file_of_it in checkpoint.parent.glob(f"{checkpoint.name}*"):
+                file_of_it.unlink()
             with suppress(OSError):  # not there, or not empty
                 checkpoint.parent.rmdir()
             if report is not None:

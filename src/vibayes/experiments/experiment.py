@@ -17,7 +17,15 @@ Options = Mapping[str, Any]
 
 # Options that models and training understand but few experiments set: not part of a run unless somebody sets them.
 _OPTIONAL = {
-    "model": ("jitter", "precision", "hidden_outputs", "last_log_precision", "log_precision", "layer_noise"),
+    "model": (
+        "hidden_outputs",
+        "hidden_variance",
+        "jitter",
+        "last_log_precision",
+        "layer_noise",
+        "log_precision",
+        "precision",
+    ),
     "training": ("lr_drops", "lr_factor", "lr_end", "lr_hold", "lr_warmup", "kl_warmup"),
 }
 

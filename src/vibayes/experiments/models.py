@@ -61,11 +61,12 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
 
     With `inverse`, those but the last are inverse Wishart layers, whose degrees of freedom start at `dof`.
 
-    Options of the section `model`: `depth`, `n_inducing`, `lengthscale` (a number or `"sqrt(D)"`), `variance`, `ard`
-    (`"first"` layer only, or `"all"`), `skip` (identity means in hidden layers), `layer_noise` (start of the variance
-    of the hidden layers' noise; None for none), `log_noise` and `noise_scale` (start and scaling of the likelihood's
-    log noise variance), `jitter` (relative to a kernel's variance; in float32 no less than the default), and what the
-    posterior asks for. Global inducing inputs are the first training rows.
+    Options of the section `model`: `depth`, `n_inducing`, `lengthscale` (a number or `"sqrt(D)"`), `variance`,
+    `hidden_variance` (that of hidden layers, where it differs), `ard` (`"first"` layer only, or `"all"`), `skip`
+    (identity means in hidden layers), `layer_noise` (start of the variance of the hidden layers' noise; None for none),
+    `log_noise` and `noise_scale` (start and scaling of the likelihood's log noise variance), `jitter` (relative to a
+    kernel's variance; in float32 no less than the default), and what the posterior asks for. Global inducing inputs are
+    the first training rows.
     """
 
     def builder(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
@@ -74,7 +75,7 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
         ard = check_name(chosen.get("ard", "first"), ("first", "all"), "ard option")
         width = split.x_train.shape[1]
         n_inducing = min(int(chosen.get("n_inducing", 100)), len(split.x_train))
-        lengthscale = chosen.get("lengthscale", "sqrt(D)")
+        lengthscale, variance = chosen.get("lengthscale", "sqrt(D)"), chosen.get("variance", 1.0)
         layers: list[Layer] = []
         for number in range(depth):
             last = number == depth - 1
@@ -82,7 +83,7 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
                 width,
                 ard=ard == "all" or number == 0,
                 lengthscale=math.sqrt(width) if lengthscale == "sqrt(D)" else lengthscale,
-                variance=chosen.get("variance", 1.0),
+                variance=variance if last else chosen.get("hidden_variance", variance),
             )
             if inverse and not last:
                 dof = chosen.get("dof", 50.0)

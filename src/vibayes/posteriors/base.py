@@ -78,9 +78,7 @@ class Site:
         if precision.ndim == 1:
             weighted = precision[:, None] * D  # Lambda D  [M, K]
             return D.mT @ weighted, weighted.mT @ y
-        M, K = D.shape
-        weighted = (precision.mT[:, :, None] * D[:, None, :]).reshape(M, -1)  # [M, P K]: one product for all outputs
-        return (D.mT @ weighted).view(K, -1, K).transpose(0, 1), D.mT @ (precision.mT * y)
+        return linalg.weighted_grams(D, precision), D.mT @ (precision.mT * y)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from vibayes.data import check_count
 from vibayes.draw import Draw
@@ -78,7 +79,8 @@ class Target:
         self.size = check_count(size, "size")
         self.dtype, self.device = dtype or torch.get_default_dtype(), torch.device(device)
         self._likelihood, self._prior, self._draw = log_likelihood, log_prior, sample_prior
-        self._compiled: Callable[[Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]] | None = None
+        self._compiles = False
+        self._compiled: dict[torch.Size, Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]] = {}
 
     def log_likelihood(self, theta: Float[Tensor, " d"]) -> Float[Tensor, ""]:
         """`log p(y | theta)` at one vector."""
@@ -124,9 +126,25 @@ class Target:
             raise ConfigurationError(
                 "compile=True needs a C++ compiler (g++, or another named by CXX); none was found."
             )
+        self._compiles = True
+
+    def _compile(self, theta: Tensor, power: Tensor) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """Code for as many vectors as these.
+
+        The operations are written down by `make_fx` first: what the compiler would find by itself it would guard by
+        checks of the whole model, which take as long as the evaluation of a small one.
+        """
         # compiled code may not ask for the gradient of something outside of it, hence grad inside vmap here
-        inner = torch.func.grad_and_value(self._tempered, has_aux=True)
-        self._compiled = torch.compile(torch.func.vmap(inner, in_dims=(0, None)), dynamic=False)
+        inner = torch.func.vmap(torch.func.grad_and_value(self._tempered, has_aux=True), in_dims=(0, None))
+
+        def evaluate(theta: Tensor, power: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            gradient, (value, likelihood) = inner(theta, power)
+            return _where_finite(value, gradient, likelihood)
+
+        compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = torch.compile(
+            make_fx(evaluate)(theta, power), dynamic=False
+        )
+        return compiled
 
     def evaluate(self, theta: Float[Tensor, "c d"], beta: float | Tensor = 1.0) -> Evaluation:
         """The density and its gradient at several vectors; what is not finite becomes minus infinity.
@@ -136,18 +154,26 @@ class Target:
             beta: the power to which the likelihood is raised.
         """
         power = torch.as_tensor(beta, dtype=theta.dtype, device=theta.device)
-        if self._compiled is not None:
-            gradient, (value, likelihood) = self._compiled(theta, power)
-        else:
-            theta = theta.detach().requires_grad_()
-            value, likelihood = torch.func.vmap(self._tempered, in_dims=(0, None))(theta, power)
-            (gradient,) = torch.autograd.grad(value.sum(), theta)
-        finite = torch.isfinite(value) & torch.isfinite(gradient.sum(1))
-        return Evaluation(
-            torch.where(finite, value.detach(), -torch.inf),
-            torch.where(finite[:, None], gradient, 0.0),
-            torch.where(finite, likelihood.detach(), -torch.inf),
-        )
+        if self._compiles:
+            theta = theta.detach()
+            if theta.shape not in self._compiled:
+                self._compiled[theta.shape] = self._compile(theta, power)
+            with torch.no_grad():
+                return Evaluation(*self._compiled[theta.shape](theta, power))
+        theta = theta.detach().requires_grad_()
+        value, likelihood = torch.func.vmap(self._tempered, in_dims=(0, None))(theta, power)
+        (gradient,) = torch.autograd.grad(value.sum(), theta)
+        return Evaluation(*_where_finite(value.detach(), gradient, likelihood.detach()))
+
+
+def _where_finite(value: Tensor, gradient: Tensor, likelihood: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Densities that are not finite become minus infinity, without a gradient."""
+    finite = torch.isfinite(value) & torch.isfinite(gradient.sum(1))
+    return (
+        torch.where(finite, value, -torch.inf),
+        torch.where(finite[:, None], gradient, 0.0),
+        torch.where(finite, likelihood, -torch.inf),
+    )
 
 
 class Part(NamedTuple):

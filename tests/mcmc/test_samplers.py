@@ -67,10 +67,10 @@ def test_leapfrog_is_reversible_and_second_order() -> None:
     for step in (0.02, 0.01):
         there, p = state, momentum
         for _ in range(round(0.2 / step)):
-            there, p = leapfrog(target.evaluate, there, p, torch.full((5, 1), step), torch.ones(2))
+            there, p = leapfrog(target.evaluate, there, p, torch.full((5, 2), step))
         errors.append((energy(there, p) - energy(state, momentum)).abs().max())
         for _ in range(round(0.2 / step)):
-            there, p = leapfrog(target.evaluate, there, p, torch.full((5, 1), -step), torch.ones(2))
+            there, p = leapfrog(target.evaluate, there, p, torch.full((5, 2), -step))
         torch.testing.assert_close(there.position, state.position)
         torch.testing.assert_close(p, momentum)
     assert 3.0 < errors[0] / errors[1] < 5.0
@@ -100,11 +100,11 @@ def test_states_of_a_half_are_taken_by_their_weights() -> None:
     generator = torch.Generator().manual_seed(0)
     visited, gains = [], []
     for leaf in range(4):
-        end, p = leapfrog(evaluate, half.end, half.momentum, step, torch.ones(1))
+        end, p = leapfrog(evaluate, half.end, half.momentum, step)
         visited.append(float(end.position[0, 0]))
         gains.append(float((tree.start_energy - energy(end, p))[0]))
         half.valid = torch.ones(n, dtype=torch.bool)  # whether it turns is not the question here
-        half.grow(end, p, leaf, tree, generator)
+        half.grow(end, p, leaf, generator)
     shares = torch.softmax(torch.tensor(gains), 0)
     assert float(shares.max() - shares.min()) > 0.1
     for place, share in zip(visited, shares.tolist(), strict=True):

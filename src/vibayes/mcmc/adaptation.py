@@ -127,7 +127,7 @@ def first_step_size(
     begin = energy(state, momentum)
 
     def accepted(step: Tensor) -> Tensor:
-        end, after = leapfrog(evaluate, state, momentum, step[:, None], scale)
+        end, after = leapfrog(evaluate, state, momentum, step[:, None] * scale)
         return torch.nan_to_num(begin - energy(end, after), nan=-torch.inf) > math.log(0.5)
 
     step = start

@@ -130,7 +130,9 @@ class Chains:
     @property
     def values(self) -> dict[str, Tensor]:
         """Every parameter by name, `[C, S, *shape]`; hyperparameters as they are used."""
-        return {part.name: part.value(self.draws) for part in self._model_target().parts}
+        target = self._model_target()
+        both = zip(target.parts, target.pieces(self.draws), strict=True)
+        return {part.name: part.value(raw) for part, raw in both}
 
     def use(self, chain: int, draw: int) -> TrainableModel:
         """Write one draw into the model, and return it."""

@@ -84,13 +84,11 @@ class Sampler(Protocol):
         """
 
 
-def leapfrog(
-    evaluate: Evaluate, state: State, momentum: Tensor, step: Float[Tensor, "c 1"], scale: Tensor
-) -> tuple[State, Tensor]:
-    """One leapfrog step; `step` may be negative, which goes back in time."""
-    momentum = momentum + 0.5 * step * scale * state.gradient
-    state = State.at(state.position + step * scale * momentum, evaluate)
-    return state, momentum + 0.5 * step * scale * state.gradient
+def leapfrog(evaluate: Evaluate, state: State, momentum: Tensor, step: Float[Tensor, "c d"]) -> tuple[State, Tensor]:
+    """One leapfrog step; `step` is the step size times the scale, and may be negative, which goes back in time."""
+    momentum = torch.addcmul(momentum, step, state.gradient, value=0.5)
+    state = State.at(torch.addcmul(state.position, step, momentum), evaluate)
+    return state, torch.addcmul(momentum, step, state.gradient, value=0.5)
 
 
 def energy(state: State, momentum: Tensor) -> Float[Tensor, " c"]:
@@ -138,9 +136,9 @@ class HMC:
         """Follow one trajectory in every chain and accept or refuse its end."""
         start = normal(state.position, generator)
         step = step_size * (1.0 + self.jitter * (2.0 * uniform(step_size, generator) - 1.0))
-        end, momentum = state, start
+        end, momentum, scaled = state, start, step[:, None] * scale
         for _ in range(self.n_leapfrog):
-            end, momentum = leapfrog(evaluate, end, momentum, step[:, None], scale)
+            end, momentum = leapfrog(evaluate, end, momentum, scaled)
         gain = torch.nan_to_num(energy(state, start) - energy(end, momentum), nan=-torch.inf)
         accept = gain.exp().clamp_max(1.0)
         taken = uniform(accept, generator) < accept

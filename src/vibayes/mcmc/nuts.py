@@ -44,9 +44,9 @@ class NUTS:
         for depth in range(self.max_depth):
             forward = uniform(step_size, generator) < 0.5
             half = tree.half(forward)
-            step = torch.where(forward, step_size, -step_size)[:, None]
+            step = torch.where(forward, step_size, -step_size)[:, None] * scale
             for leaf in range(2**depth):
-                half.grow(*leapfrog(evaluate, half.end, half.momentum, step, scale), leaf, tree, generator)
+                half.grow(*leapfrog(evaluate, half.end, half.momentum, step), leaf, generator)
                 if not bool(half.valid.any()):
                     break
             tree.join(half, forward, generator)
@@ -59,24 +59,25 @@ class NUTS:
 class _Half:
     """The new half of a trajectory while it grows."""
 
-    def __init__(self, end: State, momentum: Tensor, valid: Tensor) -> None:
-        self.end, self.momentum = end, momentum
+    def __init__(self, end: State, momentum: Tensor, valid: Tensor, start_energy: Tensor) -> None:
+        self.end, self.momentum, self.start_energy = end, momentum, start_energy
         self.valid: Bool[Tensor, " c"] = valid  # still growing: it has neither turned nor diverged
         self.proposal = end
         self.log_weight = torch.full_like(end.log_density, -torch.inf)
         self.total = torch.zeros_like(momentum)  # sum of momenta
         self._open: list[tuple[Tensor, Tensor]] = []  # of each open tree, its first momentum and the sum before it
+        self.steps: list[tuple[Tensor, Tensor]] = []  # of each leaf, which chains took it, and what energy they gained
 
-    def grow(self, end: State, momentum: Tensor, leaf: int, tree: "_Tree", generator: torch.Generator) -> None:
+    def grow(self, end: State, momentum: Tensor, leaf: int, generator: torch.Generator) -> None:
         """Take in one state; chains whose half is over keep what they had."""
         before, self.end, self.momentum = self.valid, end, momentum
-        gain = torch.nan_to_num(tree.start_energy - energy(end, momentum), nan=-torch.inf)
-        tree.note(before, gain)
+        gain = torch.nan_to_num(self.start_energy - energy(end, momentum), nan=-torch.inf)
+        self.steps.append((before, gain))
         log_weight = torch.logaddexp(self.log_weight, gain)
         taken = uniform(gain, generator).log() < gain - log_weight
         self.proposal = end.where(taken & before, self.proposal)
         self.log_weight = log_weight
-        turned = torch.zeros_like(before)
+        valid = before & (gain >= -DIVERGENCE)
         if leaf % 2 == 0:
             del self._open[leaf.bit_count() :]  # the rest are over
             self._open.append((momentum, self.total))
@@ -84,8 +85,8 @@ class _Half:
         if leaf % 2 == 1:
             ending = (leaf ^ (leaf + 1)).bit_count() - 1  # trailing ones
             for first, sum_before in self._open[-ending:]:
-                turned = turned | turns(first, momentum, self.total - sum_before)
-        self.valid = before & ~turned & (gain >= -DIVERGENCE)
+                valid = valid & ~turns(first, momentum, self.total - sum_before)
+        self.valid = valid
 
 
 class _Tree:
@@ -104,16 +105,14 @@ class _Tree:
     def half(self, forward: Bool[Tensor, " c"]) -> _Half:
         """A new half that starts at one end of every chain's trajectory."""
         momentum = torch.where(forward[:, None], self.right_momentum, self.left_momentum)
-        return _Half(self.right.where(forward, self.left), momentum, self.growing)
-
-    def note(self, active: Bool[Tensor, " c"], gain: Float[Tensor, " c"]) -> None:
-        """Count one leapfrog step of the chains that took it."""
-        self.accept = self.accept + torch.where(active, gain.exp().clamp_max(1.0), 0.0)
-        self.n_leapfrog = self.n_leapfrog + active
-        self.diverging = self.diverging | (active & (gain < -DIVERGENCE))
+        return _Half(self.right.where(forward, self.left), momentum, self.growing, self.start_energy)
 
     def join(self, half: _Half, forward: Bool[Tensor, " c"], generator: torch.Generator) -> None:
-        """Add a half that is complete; where it is not, the trajectory ends without it."""
+        """Count a half's steps, and add it where it is complete; where it is not, the trajectory ends without it."""
+        active, gain = (torch.stack(of_all) for of_all in zip(*half.steps, strict=True))  # [leaves, C]
+        self.accept = self.accept + torch.where(active, gain.clamp_max(0.0).exp(), 0.0).sum(0)
+        self.n_leapfrog = self.n_leapfrog + active.sum(0)
+        self.diverging = self.diverging | (active & (gain < -DIVERGENCE)).any(0)
         done = half.valid
         favoured = uniform(half.log_weight, generator).log() < half.log_weight - self.log_weight
         self.proposal = half.proposal.where(done & favoured, self.proposal)

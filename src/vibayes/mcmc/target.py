@@ -207,26 +207,18 @@ class Part(NamedTuple):
         """Whether there is no proper prior."""
         return self.root is None and self.prior is None
 
-    def take(self, theta: Tensor) -> Tensor:
-        """The parameter `[..., *shape]` out of vectors `[..., D]`."""
-        return theta[..., self.start : self.stop].reshape((*theta.shape[:-1], *self.shape))
-
-    def value(self, theta: Tensor) -> Tensor:
-        """As `take`, with hyperparameters as they are used."""
-        raw = self.take(theta)
+    def value(self, raw: Tensor) -> Tensor:
+        """The parameter as it is used: itself, or a hyperparameter's value."""
         return raw if self.hyperparameter is None else self.hyperparameter.from_raw(raw)
 
-    def log_prior(self, theta: Tensor) -> Tensor:
+    def log_prior(self, raw: Tensor) -> Tensor:
         """Log density over the stored number: that of the value, times the derivative of the value."""
-        raw = self.take(theta)
         if self.root is not None:
             return self.root.log_prob(raw)
         if self.prior is None:
-            return theta.new_zeros(())
-        if self.hyperparameter is None:
-            return torch.as_tensor(self.prior.log_prob(raw)).sum()
-        log_density = torch.as_tensor(self.prior.log_prob(self.hyperparameter.from_raw(raw))).sum()
-        return log_density + self.hyperparameter.log_jacobian(raw)
+            return raw.new_zeros(())
+        log_density = torch.as_tensor(self.prior.log_prob(self.value(raw))).sum()
+        return log_density if self.hyperparameter is None else log_density + self.hyperparameter.log_jacobian(raw)
 
     def sample(self, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """`[n, ...]` stored numbers from the prior."""
@@ -280,9 +272,17 @@ class ModelTarget(Target):
         """Whether every parameter has a proper prior."""
         return not any(part.flat for part in self.parts)
 
-    def parameters(self, theta: Tensor) -> dict[str, Tensor]:
-        """The model's parameters by name, out of a vector."""
-        return {part.key: part.take(theta) for part in self.parts}
+    def pieces(self, theta: Float[Tensor, "*batch d"]) -> list[Tensor]:
+        """The stored numbers of every part, `[..., *shape]`, out of vectors.
+
+        In one operation, whose gradient is one, too: compiled slices would each pad theirs to the whole vector.
+        """
+        found = torch.split(theta, [math.prod(part.shape) for part in self.parts], -1)
+        return [raw.reshape((*theta.shape[:-1], *part.shape)) for raw, part in zip(found, self.parts, strict=True)]
+
+    def parameters(self, theta: Float[Tensor, "*batch d"]) -> dict[str, Tensor]:
+        """The model's parameters by name, out of vectors."""
+        return {part.key: raw for raw, part in zip(self.pieces(theta), self.parts, strict=True)}
 
     def current(self) -> Float[Tensor, " d"]:
         """The model's parameters as they are, as a vector."""
@@ -298,30 +298,35 @@ class ModelTarget(Target):
 
     def log_prior(self, theta: Float[Tensor, " d"]) -> Float[Tensor, ""]:
         """`log p(theta)` over stored numbers."""
-        return self._layer_prior(theta) + self.log_extra_prior(theta)
+        pieces = self.pieces(theta)
+        return self._prior_of(pieces, layers=True) + self._prior_of(pieces, layers=False)
 
     def log_extra_prior(self, theta: Float[Tensor, " d"]) -> Float[Tensor, ""]:
         """The part of `log_prior` that is not among the log ratios of the model's bound."""
-        rest = [part.log_prior(theta) for part in self.parts if part.root is None]
-        return torch.stack(rest).sum() if rest else theta.new_zeros(())
+        return self._prior_of(self.pieces(theta), layers=False)
 
-    def _layer_prior(self, theta: Tensor) -> Tensor:
-        layers = [part.log_prior(theta) for part in self.parts if part.root is not None]
-        return torch.stack(layers).sum() if layers else theta.new_zeros(())
+    def _prior_of(self, pieces: list[Tensor], *, layers: bool) -> Tensor:
+        """That of layers' weights, or of everything else."""
+        both = zip(pieces, self.parts, strict=True)
+        found = [part.log_prior(raw) for raw, part in both if (part.root is not None) == layers]
+        return torch.stack(found).sum() if found else pieces[0].new_zeros(())
 
-    def _bound(self, theta: Tensor) -> Tensor:
-        bound = torch.func.functional_call(self.model, self.parameters(theta), tuple(self.batch), {"n_samples": 1})
+    def _bound(self, pieces: list[Tensor]) -> Tensor:
+        parameters = {part.key: raw for raw, part in zip(pieces, self.parts, strict=True)}
+        bound = torch.func.functional_call(self.model, parameters, tuple(self.batch), {"n_samples": 1})
         total: Tensor = (bound.log_likelihood + bound.log_ratio).sum()
         return total
 
     def log_likelihood(self, theta: Float[Tensor, " d"]) -> Float[Tensor, ""]:
         """The model's bound without the prior of what is sampled."""
-        return self._bound(theta) - self._layer_prior(theta)  # the bound counts it among its log ratios
+        pieces = self.pieces(theta)
+        return self._bound(pieces) - self._prior_of(pieces, layers=True)  # the bound counts it among its log ratios
 
     def _tempered(self, theta: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        layers = self._layer_prior(theta)
-        log_likelihood = self._bound(theta) - layers
-        return layers + self.log_extra_prior(theta) + beta * log_likelihood, log_likelihood
+        pieces = self.pieces(theta)
+        layers = self._prior_of(pieces, layers=True)
+        log_likelihood = self._bound(pieces) - layers
+        return layers + self._prior_of(pieces, layers=False) + beta * log_likelihood, log_likelihood
 
     def sample_prior(self, n: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
         """Draw every parameter from its prior."""

@@ -21,6 +21,7 @@ from vibayes.layers import InverseWishartProcess
 from vibayes.means import IdentityMean, ZeroMean
 from vibayes.model import Model
 from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing
+from vibayes.training import fit_many
 
 ALL = [(name, model) for name in ("dgp-uci", "dwp-uci") for model in available(get(name)) if model != "DIWP"]
 each_model = pytest.mark.parametrize(("name", "model"), ALL)
@@ -123,12 +124,16 @@ def test_chapter_four_has_skip_connections_and_noise_in_hidden_layers() -> None:
         assert isinstance(last.mean, ZeroMean)
         assert last.white is None
         assert [layer.posterior.form for layer in (*hidden, last)] == [form] * 3
-        assert (how["n_samples"], how["lr_schedule"], how["kl_weight"]) == (1, 1.0, 1.0)
+        assert how["n_samples"] == 1
+        rates = [how["lr_schedule"](step) for step in (0, 10_000, 20_000)]
+        assert rates == pytest.approx([1.0, 1.0, 0.003])
+        rise = how["kl_weight"]
+        assert rise == 1.0 if model == "DSVI" else [rise(step) for step in (0, 5_000, 10_000)] == [0.0, 0.5, 1.0]
         if model == "DSVI":
             stds = [layer.posterior.raw_factor.diagonal(dim1=-2, dim2=-1).exp() for layer in (*hidden, last)]
             assert [round(math.log10(std.max().item())) for std in stds] == [-5, -5, 0]
         if model == "global inducing":
-            assert [layer.posterior.raw_factor[0, 0].item() for layer in (*hidden, last)] == [-2.0, -2.0, 0.0]
+            assert [layer.posterior.raw_factor[0, 0].item() for layer in (*hidden, last)] == [-2.0, -2.0, 1.5]
         assert isinstance(last.posterior, GlobalInducing if form == "full" else LocalInducing)
 
 
@@ -172,6 +177,28 @@ def test_fewer_rows_than_inducing_points() -> None:
     unit = first_unit("dwp-uci", "DWP-AB", n_inducing=100)
     network, _, split = built(unit)
     assert torch.equal(network.inducing, split.x_train)
+
+
+def test_inducing_inputs_can_be_chosen_and_held() -> None:
+    unit = first_unit("dgp-uci", "global inducing", inducing="greedy", learn_inducing=False)
+    network, how, split = built(unit)
+    rows = torch.cdist(network.inducing, split.x_train).argmin(1)
+    assert torch.equal(network.inducing, split.x_train[rows])
+    assert sorted(rows.tolist()) != list(range(8))
+    *_, last = network.layers.values()
+    assert torch.equal(last.posterior.pseudo_outputs[:, 0], split.y_train[rows])
+    other, _, _ = built(unit)
+    before = network.inducing.clone()
+    data = (split.x_train, split.y_train)
+    other.initialize(*data)
+    with torch.no_grad():
+        other.inducing += 0.1  # each replica keeps its own
+    histories = fit_many([network, other], [data, data], progress=False, **{**how, "steps": 3, "log_every": 1})
+    assert torch.equal(network.inducing, before)
+    assert torch.equal(other.inducing, before + 0.1)
+    assert histories[0].per_datapoint != histories[1].per_datapoint
+    with pytest.raises(ConfigurationError, match="inducing option"):
+        built(first_unit("dgp-uci", "global inducing", inducing="best"))
 
 
 def test_log_likelihood_and_rmse_are_in_original_units() -> None:

@@ -20,9 +20,11 @@ _OPTIONAL = {
     "model": (
         "hidden_outputs",
         "hidden_variance",
+        "inducing",
         "jitter",
         "last_log_precision",
         "layer_noise",
+        "learn_inducing",
         "log_precision",
         "precision",
     ),

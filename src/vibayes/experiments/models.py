@@ -6,6 +6,7 @@ New model families add a function here and a line to `MODELS`.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
 from vibayes.experiments.images import AUGMENTATIONS, POSTERIORS, image_model
 from vibayes.experiments.names import check_name
+from vibayes.inducing import choose_inducing
 from vibayes.kernels import SquaredExponential
 from vibayes.layers import GP, InverseWishartProcess, Layer
 from vibayes.likelihoods import Gaussian
@@ -39,11 +41,10 @@ def svgp(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any
     """A sparse variational GP: squared exponential kernel, whitened Gaussian posterior, k-means start."""
     chosen = options["model"]
     width = split.x_train.shape[1]
-    lengthscale = chosen.get("lengthscale", 1.0)
     kernel = SquaredExponential(
         width,
         ard=chosen.get("ard", True),
-        lengthscale=math.sqrt(width) if lengthscale == "sqrt(D)" else lengthscale,
+        lengthscale=_lengthscale(chosen, width, 1.0),
         variance=chosen.get("variance", 1.0),
     )
     layer = GP(1, kernel=kernel, posterior=LocalInducing(chosen["n_inducing"]))
@@ -65,8 +66,9 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
     `hidden_variance` (that of hidden layers, where it differs), `ard` (`"first"` layer only, or `"all"`), `skip`
     (identity means in hidden layers), `layer_noise` (start of the variance of the hidden layers' noise; None for none),
     `log_noise` and `noise_scale` (start and scaling of the likelihood's log noise variance), `jitter` (relative to a
-    kernel's variance; in float32 no less than the default), and what the posterior asks for. Global inducing inputs are
-    the first training rows.
+    kernel's variance; in float32 no less than the default), what the posterior asks for, and of global
+    inducing inputs `inducing` (the `"first"` training rows, or `"greedy"` ones, which leave the first layer's kernel
+    least to explain) and `learn_inducing` (whether they move).
     """
 
     def builder(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
@@ -75,14 +77,15 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
         ard = check_name(chosen.get("ard", "first"), ("first", "all"), "ard option")
         width = split.x_train.shape[1]
         n_inducing = min(int(chosen.get("n_inducing", 100)), len(split.x_train))
-        lengthscale, variance = chosen.get("lengthscale", "sqrt(D)"), chosen.get("variance", 1.0)
+        variance = chosen.get("variance", 1.0)
+        start = _start_rows(split, n_inducing, chosen)
         layers: list[Layer] = []
         for number in range(depth):
             last = number == depth - 1
             kernel = SquaredExponential(
                 width,
                 ard=ard == "all" or number == 0,
-                lengthscale=math.sqrt(width) if lengthscale == "sqrt(D)" else lengthscale,
+                lengthscale=_lengthscale(chosen, width),
                 variance=variance if last else chosen.get("hidden_variance", variance),
             )
             if inverse and not last:
@@ -95,12 +98,14 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
                     kernel=kernel,
                     mean=IdentityMean() if chosen.get("skip", False) and not last else None,
                     noise=None if last else chosen.get("layer_noise"),
-                    posterior=posterior(chosen, split, n_inducing, last),
+                    posterior=posterior(chosen, start, n_inducing, last),
                 )
             )
         noise = Positive(math.exp(chosen.get("log_noise", -3.0)), scale=chosen.get("noise_scale", 10.0))
-        shared = None if all(layer.posterior.local for layer in layers) else split.x_train[:n_inducing]
+        shared = None if all(layer.posterior.local for layer in layers) else start.x_train[:n_inducing]
         model = Model(nn.Sequential(*layers), Gaussian(noise), inducing=shared)
+        if model.inducing is not None:
+            model.inducing.requires_grad_(chosen.get("learn_inducing", True))
         if chosen.get("jitter") is not None:
             least = 0.0 if model.dtype == torch.float64 else linalg.default_jitter(model.dtype)
             model.jitter.fill_(max(chosen["jitter"], least))
@@ -108,6 +113,21 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
         return model, training_options(options, len(split.x_train))
 
     return builder
+
+
+def _lengthscale(chosen: Mapping[str, Any], width: int, default: float | str = "sqrt(D)") -> float:
+    found = chosen.get("lengthscale", default)
+    return math.sqrt(width) if found == "sqrt(D)" else float(found)
+
+
+def _start_rows(split: Split, n_inducing: int, chosen: Mapping[str, Any]) -> Split:
+    """The split with the rows first that inducing inputs start at."""
+    if check_name(chosen.get("inducing", "first"), ("first", "greedy"), "inducing option") == "first":
+        return split
+    x, y = split.x_train, split.y_train
+    kernel = SquaredExponential(x.shape[1], lengthscale=_lengthscale(chosen, x.shape[1])).to(x.dtype)
+    rows = torch.cdist(choose_inducing(x, n_inducing, "greedy", kernel), x).argmin(1)
+    return replace(split, x_train=x[rows], y_train=y[rows])
 
 
 def _depth(chosen: Mapping[str, Any]) -> int:

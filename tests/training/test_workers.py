@@ -80,6 +80,7 @@ def test_an_error_in_a_worker_is_raised_here() -> None:
 def test_a_worker_that_dies_is_reported() -> None:
     worker = workers._Worker()
     os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()  # now writing to it fails, and so does closing what could not be written
     with pytest.raises(vb.TrainingError, match="worker process died"):
         worker.run(b"anything")
     worker.close()

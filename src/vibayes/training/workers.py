@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import IO, Any
 
 import torch
@@ -103,7 +104,8 @@ class _Worker:
     def close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # what a dead worker did not read
+                    stream.close()
         try:
             self.process.wait(timeout=5.0)
         except subprocess.TimeoutExpired:

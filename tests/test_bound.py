@@ -15,6 +15,7 @@ def bound(draws: int = 4) -> Bound:
         log_ratio=torch.randn(draws) - 2,
         log_prior=torch.tensor(-0.7),
         failures={},
+        targets={},
     )
 
 

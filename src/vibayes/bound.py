@@ -17,12 +17,14 @@ class Bound(NamedTuple):
         log_ratio: `[S]`, sum over layers of `log p - log q` (or `-KL`).
         log_prior: log-prior of the hyperparameters.
         failures: for every factorization site, how many failed; zero is success.
+        targets: what buffers that natural gradients move are to move towards, by name.
     """
 
     log_likelihood: Tensor
     log_ratio: Tensor
     log_prior: Tensor
     failures: dict[str, Tensor]
+    targets: dict[str, Tensor]
 
     def objective(self, kl_weight: float | Tensor = 1.0) -> Tensor:
         """What training maximises: `E[log likelihood] + kl_weight E[log p - log q] + log prior`."""

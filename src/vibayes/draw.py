@@ -32,12 +32,16 @@ class Output:
         mean: `[N, P]` of the data rows.
         variance: `[N, P]` of the data rows.
         covariance: `[P, N, N]` of the data rows, in joint draws only.
+        projection: `K^-1 K_it` `[M, N]`, where natural gradients move the layer's posterior.
+        offset: `[N, P]`, the part of `mean` that is not `projection^T E[u]`.
     """
 
     rows: Tensor
     mean: Tensor
     variance: Tensor
     covariance: Tensor | None = None
+    projection: Tensor | None = None
+    offset: Tensor | float = 0.0
 
 
 class Draw:

@@ -15,6 +15,7 @@ from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeEr
 from vibayes.inspection import LayerFunction, layer_functions
 from vibayes.layers.base import Layer, refuse_batch_statistics
 from vibayes.likelihoods import Likelihood
+from vibayes.posteriors.natural import NaturalSites, natural_targets
 from vibayes.prediction import Prediction
 from vibayes.rotations import check_rotations
 from vibayes.starts import checking_features, latent_targets, some_rows
@@ -105,6 +106,8 @@ class Model(TrainableModel):
             for layer in bound:  # a model that could not be built keeps no layers
                 layer.name = None
             raise
+        # where the last layer's posterior is moved by natural gradients, the path of what it moves
+        self._sites = next((path for path, m in self.named_modules() if isinstance(m, NaturalSites)), None)
 
     @torch.no_grad()
     def _dry_pass(self, inducing: Tensor) -> None:
@@ -217,18 +220,24 @@ class Model(TrainableModel):
     ) -> Bound:
         """The terms of the bound on prepared data (see `elbo` for data in user units)."""
 
-        def terms(draw: Draw) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def terms(draw: Draw) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
             mean, variance, _ = self._pass(x, draw)
-            if variance is None:
-                log_likelihood = self.likelihood.log_prob(mean, y)
-            else:
-                eps = self._latent_noise(mean, draw)
-                log_likelihood = self.likelihood.expected_log_prob(mean, variance, y, eps)
-            total = log_likelihood.sum() if weights is None else (weights * log_likelihood).sum()
-            return scale * total, total.new_zeros(()) + draw.log_ratio(), draw.failures
+            eps = None if variance is None else self._latent_noise(mean, draw)
 
-        log_likelihood, log_ratio, failures = self._draws(terms, n_samples, noise)
-        return Bound(log_likelihood, log_ratio, self.log_prior(), failures)
+            def expected(mean: Tensor, variance: Tensor | None) -> Tensor:
+                if variance is None:
+                    each = self.likelihood.log_prob(mean, y)
+                else:
+                    each = self.likelihood.expected_log_prob(mean, variance, y, eps)
+                return scale * (each.sum() if weights is None else (weights * each).sum())
+
+            total = expected(mean, variance)
+            targets = natural_targets(draw.output, expected)
+            return total, total.new_zeros(()) + draw.log_ratio(), draw.failures, targets
+
+        log_likelihood, log_ratio, failures, targets = self._draws(terms, n_samples, noise)
+        named = {f"{self._sites}.{name}": target.mean(0) for name, target in targets.items()}
+        return Bound(log_likelihood, log_ratio, self.log_prior(), failures, named)
 
     def _latent_noise(self, mean: Tensor, draw: Draw) -> Tensor | None:
         K = self.likelihood.n_latent_noise

@@ -12,7 +12,7 @@ from torch import nn
 
 import vibayes as vb
 from vibayes.datasets import Split
-from vibayes.experiments import catalogue, dkl_images, dkl_mnist, dkl_toy, dkl_toy_figures
+from vibayes.experiments import catalogue, dkl_images, dkl_mnist, dkl_models, dkl_toy, dkl_toy_figures
 from vibayes.experiments.dkl_models import FULL_BATCH_STEPS, feature_network
 from vibayes.experiments.dkl_pipeline import METHODS, Pipeline, Stage, measure
 from vibayes.experiments.experiment import Unit
@@ -52,6 +52,21 @@ def test_models_of_the_sweep_train_and_are_measured(name: str, tmp_path: Path) -
         assert found["loss"] == pytest.approx(-found["elbo_per_datapoint"])
         assert found["lengthscale_median"] > 0
     assert (name == "DKL") == math.isfinite(found["lml_per_datapoint"])
+
+
+def test_progress_is_told_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dkl_models, "FULL_BATCH_STEPS", 3)
+    seen: list[tuple[int, int]] = []
+    train_group(
+        units("fNN"),
+        [table(), table()],
+        device="cpu",
+        checkpoint=tmp_path / "checkpoint",
+        chunk=2,
+        watch=lambda step, steps: seen.append((step, steps)),
+    )
+    assert seen
+    assert {steps for _, steps in seen} == {3}
 
 
 def test_full_batch_methods_take_the_steps_of_batched_ones_up_to_a_limit() -> None:

@@ -24,6 +24,7 @@ POSTERIORS = {
     "whitened": lambda: vb.LocalInducing(4),
     "pseudo": lambda: vb.LocalInducing(4, form="pseudo"),
     "pseudo, full": lambda: vb.LocalInducing(4, form="pseudo", precision="full"),
+    "pseudo, full per output": lambda: vb.LocalInducing(4, form="pseudo", precision="full_per_output"),
 }
 
 
@@ -33,8 +34,8 @@ def randomized(model: vb.Model, scale: float = 0.25) -> vb.Model:
         for layer in model.layers.values():
             if layer.posterior.form == "pseudo":
                 layer.posterior.pseudo_outputs.mul_(0.4)
-                if layer.posterior.kind == "full":
-                    layer.posterior.raw_factor.fill_diagonal_(0.5 * math.log(0.4))
+                if layer.posterior.kind.startswith("full"):
+                    layer.posterior.raw_factor.diagonal(dim1=-2, dim2=-1).fill_(0.5 * math.log(0.4))
                 else:
                     layer.posterior.precision.set(0.4)
             for parameter in layer.posterior.parameters():

@@ -14,7 +14,7 @@ from vibayes.posteriors.base import Site
 
 X3 = torch.tensor([[-0.8, 0.3], [0.2, -1.1], [1.4, 0.6]], dtype=torch.float64)
 Y3 = torch.tensor([0.7, -0.4, 1.1], dtype=torch.float64)
-FORMS = ["diagonal", "per_output", "full"]
+FORMS = ["diagonal", "per_output", "full", "full_per_output"]
 
 
 def toy(n: int = 12, p: int = 1) -> tuple[Tensor, Tensor]:

@@ -181,33 +181,40 @@ def test_svgp_at_titsias_optimum_has_the_sgpr_bound(p: int, per_output: bool) ->
     assert svgp.elbo(x, y).value < bounds[0].value - 1e-6
 
 
-def test_a_full_precision_reaches_every_whitened_gaussian_below_the_prior() -> None:
+@pytest.mark.parametrize("precision", ["full", "full_per_output"])
+def test_full_precisions_reach_every_whitened_gaussian_below_the_prior(precision: str) -> None:
     """The two forms of local inducing points are one family: `R R^T = (I + L^T Lambda L)^-1` solved for `Lambda`."""
-    x, y = data(p=1)
+    p = 1 if precision == "full" else 3
+    x, y = data(p=p)
     z = x[::4]
     m = len(z)
     kernel = KERNELS["matern"]()
 
     def model(form: str, **options: str) -> tuple[vb.Model, vb.LocalInducing]:
-        layer = vb.GP(1, kernel=kernel, posterior=vb.LocalInducing(m, form=form, inputs=z, **options))
+        layer = vb.GP(p, kernel=kernel, posterior=vb.LocalInducing(m, form=form, inputs=z, **options))
         made = vb.Model(layer, vb.Gaussian(0.1))
         made.jitter.fill_(1e-12)
         return made, layer.posterior
 
     whitened, q = model("whitened")
-    pseudo, q_pseudo = model("pseudo", precision="full")
-    R = 0.3 * torch.eye(m) + 0.1 * torch.randn(m, m).tril()
-    assert float(torch.linalg.eigvalsh(R @ R.T).max()) < 1.0
-    mean = torch.randn(m, 1)
-    B = torch.linalg.inv(R @ R.T)
+    pseudo, q_pseudo = model("pseudo", precision=precision)
+    R = 0.3 * torch.eye(m) + 0.1 * torch.randn(p, m, m).tril()
+    assert float(torch.linalg.eigvalsh(R @ R.mT).max()) < 1.0
+    mean = torch.randn(m, p)
+    B = torch.linalg.inv(R @ R.mT)  # [P, M, M]
     inverse = torch.linalg.inv(torch.linalg.cholesky(kernel(z)))
     Lambda = inverse.T @ (B - torch.eye(m)) @ inverse
     T = torch.linalg.cholesky(Lambda)
+
+    def raw(factor: Tensor) -> Tensor:
+        return factor.tril(-1) + torch.diag_embed(factor.diagonal(dim1=-2, dim2=-1).log())
+
     with torch.no_grad():
         q.mean.copy_(mean)
-        q.raw_factor.copy_(R.tril(-1) + torch.diag(R.diagonal().log()))
-        q_pseudo.raw_factor.copy_(T.tril(-1) + torch.diag(T.diagonal().log()))
-        q_pseudo.pseudo_outputs.copy_(torch.linalg.solve(Lambda, inverse.T @ B @ mean))
+        q.raw_factor.copy_(raw(R))
+        q_pseudo.raw_factor.copy_(raw(T).view_as(q_pseudo.raw_factor))
+        outputs = torch.linalg.solve(Lambda, inverse.T @ (B @ mean.mT[..., None]))  # [P, M, 1]
+        q_pseudo.pseudo_outputs.copy_(outputs[..., 0].mT)
     assert_close(pseudo.elbo(x, y).value, whitened.elbo(x, y).value, 1e-8)
 
 

@@ -35,6 +35,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     ),
     "local pseudo": lambda: deep(lambda: vb.LocalInducing(4, form="pseudo"), noise=0.1),
     "local pseudo, full": lambda: deep(lambda: vb.LocalInducing(4, form="pseudo", precision="full"), noise=0.1),
+    "global, full per output": lambda: deep(
+        lambda: vb.GlobalInducing("full_per_output", log_precision=0.5), mean=vb.IdentityMean(), noise=0.1
+    ),
     "local whitened": lambda: deep(lambda: vb.LocalInducing(4), noise=0.1),
     "wishart": lambda: deep(lambda: vb.GeneralizedWishart("plain"), noise=0.1),
     "wishart AB": lambda: deep(lambda: vb.GeneralizedWishart("AB"), noise=0.1),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import vibayes as vb
 
-FORMS = ["diagonal", "per_output", "full"]
+FORMS = ["diagonal", "per_output", "full", "full_per_output"]
 PRIORS: dict[str, Callable[[], vb.NealPrior | vb.StandardPrior | vb.ScalePrior]] = {
     "neal": vb.NealPrior,
     "standard": vb.StandardPrior,

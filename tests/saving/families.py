@@ -134,6 +134,7 @@ FAMILIES: dict[str, Family] = {
     "deep GP": _deep(vb.GlobalInducing("per_output")),
     "deep GP, local": _deep(vb.LocalInducing(5, form="pseudo")),
     "deep GP, local, full": _deep(vb.LocalInducing(5, form="pseudo", precision="full")),
+    "deep GP, global, full per output": _deep(vb.GlobalInducing("full_per_output")),
     "deep GP, prior": _deep(vb.FromPrior()),
     **{f"deep Wishart, {m}": _deep(vb.GeneralizedWishart(m)) for m in ("plain", "A", "AB")},
     "deep inverse Wishart": inverse_wishart,

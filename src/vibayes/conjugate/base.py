@@ -110,7 +110,7 @@ class ConjugateModel(TrainableModel):
         self._check_noise(y)
         log_likelihood, log_ratio, failures = self._terms(x, y, weights, scale)
         extra = self._beside_evidence(x, y, weights)
-        return Bound(log_likelihood[None], log_ratio[None], self.log_prior() + extra, failures)
+        return Bound(log_likelihood[None], log_ratio[None], self.log_prior() + extra, failures, {})
 
     def _beside_evidence(self, x: Tensor, y: Tensor, weights: Tensor | None) -> float | Tensor:
         """What the objective of training contains besides the evidence and the priors; nothing by default."""

@@ -77,8 +77,9 @@ class ProgressFile:
         """Forget what an earlier process left."""
         self.path.unlink(missing_ok=True)
 
-    def __call__(self, step: int) -> None:
-        """Note that training is at a step."""
+    def __call__(self, step: int, steps: int) -> None:
+        """Note that training is at a step of so many, which the model's builder may have limited."""
+        self.steps = steps
         if step < self.last:
             self.round = min(self.round + 1, self.rounds - 1)
         self.last = step

@@ -22,13 +22,14 @@ _OPTIONAL = {
         "hidden_variance",
         "inducing",
         "jitter",
+        "last",
         "last_log_precision",
         "layer_noise",
         "learn_inducing",
         "log_precision",
         "precision",
     ),
-    "training": ("lr_drops", "lr_factor", "lr_end", "lr_hold", "lr_warmup", "kl_warmup"),
+    "training": ("lr_drops", "lr_factor", "lr_end", "lr_hold", "lr_warmup", "kl_warmup", "natural_rate"),
 }
 
 

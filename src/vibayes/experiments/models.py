@@ -145,18 +145,29 @@ def _start_factors(hidden: list[Layer], std: float | None) -> None:
             layer.posterior.raw_factor.diagonal(dim1=-2, dim2=-1).fill_(math.log(std))
 
 
+def _last(chosen: Mapping[str, Any]) -> str:
+    """The last layer's precision: `last` is `"full"`, or `"natural"` for one that natural gradients move."""
+    return check_name(chosen.get("last", "full"), ("full", "natural"), "last option")
+
+
 def _global(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
     """Global inducing points, full precision; the last layer's pseudo-outputs start at the targets.
 
-    Those of hidden layers start at the inducing inputs themselves with `hidden_outputs` `"inputs"`, else at random.
+    Those of hidden layers start at random, or with `hidden_outputs` at the inducing inputs themselves (`"inputs"`), or
+    at zero (`"zeros"`, with identity means the same).
     """
-    outputs = check_name(chosen.get("hidden_outputs", "normal"), ("normal", "inputs"), "hidden_outputs option")
+    starts = ("normal", "inputs", "zeros")
+    outputs = check_name(chosen.get("hidden_outputs", "normal"), starts, "hidden_outputs option")
     if last:
         # given, and not left to the nearest rows: these may be others where inputs are repeated
         targets = split.y_train[:n_inducing].reshape(n_inducing, -1)
-        return GlobalInducing("full", pseudo_outputs=targets, log_precision=chosen.get("last_log_precision", 0.0))
-    start = split.x_train[:n_inducing] if outputs == "inputs" else None
-    return GlobalInducing("full", pseudo_outputs=start, log_precision=chosen.get("log_precision", -4.0))
+        return GlobalInducing(
+            _last(chosen), pseudo_outputs=targets, log_precision=chosen.get("last_log_precision", 0.0)
+        )
+    inputs = split.x_train[:n_inducing]
+    start = {"normal": None, "inputs": inputs, "zeros": torch.zeros_like(inputs)}[outputs]
+    precision = chosen.get("precision", "full")
+    return GlobalInducing(precision, pseudo_outputs=start, log_precision=chosen.get("log_precision", -4.0))
 
 
 def _wishart(mixing: str) -> _LayerPosterior:
@@ -171,7 +182,8 @@ def _wishart(mixing: str) -> _LayerPosterior:
 def _local(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
     """Local inducing points by pseudo-observations: inputs and outputs standard normal, log precision 0, full."""
     inputs = torch.randn(n_inducing, split.x_train.shape[1])
-    return LocalInducing(n_inducing, form="pseudo", precision=chosen.get("precision", "full"), inputs=inputs)
+    precision = _last(chosen) if last else chosen.get("precision", "full")
+    return LocalInducing(n_inducing, form="pseudo", precision=precision, inputs=inputs)
 
 
 def _dsvi(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
@@ -247,6 +259,7 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
         "lr_schedule": _lr_schedule(training, steps),
         "kl_weight": _kl_schedule(training, n_data),
         "n_samples": training.get("n_samples"),
+        "natural_rate": training.get("natural_rate", 0.1),
         "log_every": training.get("log_every", 50),
         **_augmentation(training),
     }

@@ -35,7 +35,7 @@ _DRAWS = 100
 # Data in which a classifier has no business to be sure.
 _OUTSIDE = {"cifar10": "svhn", "mnist": "fashion_mnist"}
 
-Watch = Callable[[int], None]
+Watch = Callable[[int, int], None]
 
 
 def load_split(unit: Unit) -> Split:
@@ -72,7 +72,7 @@ def train_group(
         checkpoint_seconds: how often it is written.
         chunk: how many models train at once; chosen by `fit_many` when None.
         compile: whether steps go through `torch.compile`.
-        watch: called with the step now and then.
+        watch: called now and then with the step and the number of steps.
     """
     seeds = [int(unit.options.get("seed", 0)) + unit.split for unit in units]
     built = [
@@ -84,7 +84,8 @@ def train_group(
     if any(other["steps"] != options["steps"] for _, other in built):
         raise ConfigurationError("Runs of one group must have the same number of steps; give --steps.")
     if watch is not None:
-        options["lr_schedule"] = _watched(as_schedule(options["lr_schedule"]), watch)
+        steps = options["steps"]  # builders may limit them
+        options["lr_schedule"] = _watched(as_schedule(options["lr_schedule"]), lambda step: watch(step, steps))
     else:
         options["lr_schedule"] = as_schedule(options["lr_schedule"])
     choices: Mapping[str, Sequence[float]] | None = options.pop("choices", None)
@@ -117,7 +118,7 @@ def _tuned_convolutions() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _watched(schedule: Schedule, watch: Watch, every: float = 0.5) -> Schedule:
+def _watched(schedule: Schedule, watch: Callable[[int], None], every: float = 0.5) -> Schedule:
     """A schedule that also tells how far training is: it is asked for its value at every step."""
     last = 0.0
 

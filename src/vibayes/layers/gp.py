@@ -1,5 +1,7 @@
 """A layer of Gaussian processes."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -130,11 +132,18 @@ class GP(Layer):
                 C = q.factor.mT @ A  # R^T A  [P, M, N]
                 covariance = covariance + C.mT @ C  # [P, N, N]
             variance = covariance.diagonal(dim1=-2, dim2=-1).mT
-        mean = mean + (prior_mean if posterior.local else prior_mean[draw.n_inducing :])
+        offset = prior_mean if posterior.local else prior_mean[draw.n_inducing :]
+        mean = mean + offset
         # Exactly zero or slightly negative only through rounding; the floor keeps the square root differentiable.
         variance = variance.clamp_min(torch.finfo(variance.dtype).tiny)
         inducing = None if posterior.local else factor.lower @ v + prior_mean[: draw.n_inducing]
-        return draw.gaussian_rows(name, mean, variance, covariance, inducing)
+        out = draw.gaussian_rows(name, mean, variance, covariance, inducing)
+        if posterior.sites is not None and draw.output is not None and torch.is_grad_enabled():
+            with torch.no_grad():
+                projection = factor.solve_transposed(factor.solve(Kit))  # K^-1 Kit  [M, N]
+            first = draw.n_inducing if posterior.local else 0  # inducing rows that went through like data
+            draw.output = replace(draw.output, projection=projection[:, first:], offset=offset[first:])
+        return out
 
     def initialize(self, rows: Tensor) -> None:
         """Set data-dependent starts of the posterior and the mean function from the rows that come in."""

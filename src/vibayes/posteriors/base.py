@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vibayes.data import Units
     from vibayes.draw import Draw
     from vibayes.layers.base import Layer
+    from vibayes.posteriors.natural import NaturalSites
     from vibayes.priors import Root
 
 __all__ = ["Diagonal", "Gaussian", "Posterior", "Site"]
@@ -105,6 +106,14 @@ class Gaussian:
             return self.mean + self.factor[0] @ noise
         return self.mean + torch.einsum("pij,jp->ip", self.factor, noise)
 
+    def sample(self, site: Site, draw: "Draw") -> Tensor:
+        """Draw `v` `[K, P]` and report `log p(v) - log q(v)`."""
+        noise = draw.randn(f"{site.name}.inducing", *self.mean.shape, like=self.mean)  # [K, P]
+        v = self.draw(noise)
+        log_det = self.log_det.expand(site.n_out).sum()
+        draw.add(site.name, 0.5 * (noise.square().sum() - v.square().sum() + log_det))
+        return v
+
 
 @dataclass(frozen=True)
 class Diagonal:
@@ -148,6 +157,12 @@ class Posterior(nn.Module, ABC):
     is_prior: bool = False
     rotates: bool = False
     inputs: nn.Parameter
+
+    @property
+    def sites(self) -> "NaturalSites | None":
+        """Parameters that natural gradients move, where it has such; saved posteriors from before have none."""
+        found = self._modules.get("natural")
+        return None if found is None else cast("NaturalSites", found)
 
     @abstractmethod
     def finish(self, layer: "Layer", n_inducing: int) -> None:

@@ -10,16 +10,27 @@ from vibayes import linalg
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.parameters import Positive
-from vibayes.posteriors.base import Posterior, Site
+from vibayes.posteriors.base import Gaussian, Posterior, Site
+from vibayes.posteriors.natural import NaturalSites
 from vibayes.posteriors.pseudo import sample_given_pseudo
 
 if TYPE_CHECKING:
     from vibayes.layers.base import Layer
 
-__all__ = ["GlobalInducing", "full_precision_of_images"]
+__all__ = ["GlobalInducing", "check_precision", "full_precision_of_images"]
 
 # How much faster than other parameters the log precision moves (thesis, appendix "Parameter scaling for Adam").
 PRECISION_SCALE = 3.0
+
+
+PRECISIONS = ("diagonal", "per_output", "full", "full_per_output", "natural")
+
+
+def check_precision(precision: str) -> None:
+    """Refuse precisions of pseudo-outputs that do not exist."""
+    if precision not in PRECISIONS:
+        names = ", ".join(f'"{name}"' for name in PRECISIONS[:-1])
+        raise ConfigurationError(f'precision must be {names} or "{PRECISIONS[-1]}", got {precision!r}.')
 
 
 def full_precision_of_images(layer: "Layer") -> ConfigurationError:
@@ -45,7 +56,9 @@ class GlobalInducing(Posterior):
 
     Args:
         precision: `"diagonal"` (one diagonal shared by all outputs; for images one value per inducing image),
-            `"per_output"` (a diagonal for each) or `"full"` (a full matrix shared by all outputs).
+            `"per_output"` (a diagonal for each), `"full"` (a full matrix shared by all outputs) or
+            `"full_per_output"` (a full matrix for each). In a model's last layer, if it is a GP, `"natural"`: full
+            matrices that natural gradients move; see `NaturalSites`.
         pseudo_outputs: starting values `[M, P]`; standard normal by default, in the last layer the targets of the data
             rows nearest to the inducing inputs.
         log_precision: starting value of the log precision; by default -4, in the last layer 0 (thesis).
@@ -69,8 +82,7 @@ class GlobalInducing(Posterior):
         log_precision: float | Tensor | None = None,
     ) -> None:
         super().__init__()
-        if precision not in ("diagonal", "per_output", "full"):
-            raise ConfigurationError(f'precision must be "diagonal", "per_output" or "full", got {precision!r}.')
+        check_precision(precision)
         self.form = precision
         self.given_outputs = pseudo_outputs
         self.given_log_precision = log_precision
@@ -89,32 +101,47 @@ class GlobalInducing(Posterior):
                 f"pseudo_outputs of layer {layer.name!r} must be {list(shape)} (inducing rows, outputs); "
                 f"got {list(self.given_outputs.shape)}."
             )
-        if self.form == "full" and len(shape) > 2:
+        if self.form.startswith("full") and len(shape) > 2:
             raise full_precision_of_images(layer)
         dtype = torch.get_default_dtype()
         start = torch.randn(shape) if self.given_outputs is None else self.given_outputs.detach().to(dtype, copy=True)
-        self.pseudo_outputs = nn.Parameter(start)
         default = 0.0 if layer.is_output else -4.0
         given = default if self.given_log_precision is None else self.given_log_precision
         log_precision = torch.as_tensor(given, dtype=dtype)
-        if self.form == "full":
+        if self.form == "natural":
+            self.add_module("natural", NaturalSites(layer, start, log_precision))
+            self.closed_form = True
+            return
+        self.pseudo_outputs = nn.Parameter(start)
+        if self.form.startswith("full"):
             half = 0.5 * log_precision.expand(M) if log_precision.ndim < 2 else None
             if half is None:
-                raise ShapeError('log_precision of a "full" precision is one number or one per inducing row.')
-            self.raw_factor = nn.Parameter(torch.diag_embed(half))
+                raise ShapeError(f'log_precision of a "{self.form}" precision is one number or one per inducing row.')
+            factor = torch.diag_embed(half)
+            self.raw_factor = nn.Parameter(factor if self.form == "full" else factor.repeat(P, 1, 1))
         else:
             of = (M,) if self.form == "diagonal" else (P, M)
             self.precision = Positive(log_precision.exp().expand(of).clone(), scale=PRECISION_SCALE)
 
     def initialize_targets(self, targets: Float[Tensor, "m p"]) -> None:
         """Start the last layer's pseudo-outputs at targets, unless they were given."""
-        if self.given_outputs is None and targets.shape == self.pseudo_outputs.shape:
+        if self.given_outputs is not None:
+            return
+        if self.sites is not None and targets.shape == self.sites.shift.shape:
+            self.sites.start_at(targets)
+        elif self.sites is None and targets.shape == self.pseudo_outputs.shape:
             with torch.no_grad():
                 self.pseudo_outputs.copy_(targets)
 
+    def marginal(self, site: Site) -> Gaussian | None:
+        """With natural gradients `q(v)` given the rows that came in; otherwise it is drawn."""
+        return None if self.sites is None else self.sites.gaussian(site)
+
     def sample(self, site: Site, draw: Draw) -> Float[Tensor, "k p"]:
         """Draw `v` given the pseudo-outputs and report `log p - log q`."""
-        if self.form == "full":
+        if self.sites is not None:
+            return self.sites.gaussian(site).sample(site, draw)
+        if self.form.startswith("full"):
             return sample_given_pseudo(site, draw, self.pseudo_outputs, None, linalg.lower_factor(self.raw_factor))
         return sample_given_pseudo(site, draw, self.pseudo_outputs, self.precision.value)
 

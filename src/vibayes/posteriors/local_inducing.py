@@ -14,7 +14,8 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inducing import choose_inducing
 from vibayes.parameters import Positive
 from vibayes.posteriors.base import Gaussian, Posterior, Site
-from vibayes.posteriors.global_inducing import PRECISION_SCALE, full_precision_of_images
+from vibayes.posteriors.global_inducing import PRECISION_SCALE, check_precision, full_precision_of_images
+from vibayes.posteriors.natural import NaturalSites
 from vibayes.posteriors.pseudo import pseudo_gaussian, sample_given_pseudo
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ class LocalInducing(Posterior):
         n_inducing: how many inducing inputs.
         form: `"whitened"` (the default for GP layers) or `"pseudo"` (that for layers of weights).
         precision: of pseudo-outputs: `"diagonal"`, shared by all outputs, `"per_output"` (a diagonal for each) or
-            `"full"` (a full matrix, shared by all outputs).
+            `"full"` (a full matrix, shared by all outputs) or `"full_per_output"` (a full matrix for each, as
+            `"whitened"` has). In a model's last layer `"natural"`, with the form `"pseudo"`: full matrices that natural
+            gradients move; see `NaturalSites`.
         inputs: starting values of the inducing inputs, `[n_inducing, D]`, as the layer receives its rows (in user
             units where the layer is the model's first). By default k-means centres of the rows that reach the layer.
             With a `DeepKernel` they live in its feature space: features of the given inputs, or centres of features.
@@ -73,8 +76,7 @@ class LocalInducing(Posterior):
         inputs: Any = None,
     ) -> None:
         super().__init__()
-        if precision not in ("diagonal", "per_output", "full"):
-            raise ConfigurationError(f'precision must be "diagonal", "per_output" or "full", got {precision!r}.')
+        check_precision(precision)
         if form not in (None, "whitened", "pseudo"):
             raise ConfigurationError(f'form must be "whitened" or "pseudo", got {form!r}.')
         if isinstance(n_inducing, bool) or not isinstance(n_inducing, int) or n_inducing < 1:
@@ -100,6 +102,8 @@ class LocalInducing(Posterior):
             )
         self.form = self.form or ("whitened" if weights is None else "pseudo")
         self.closed_form = weights is None or weights <= M
+        if self.kind == "natural" and self.form == "whitened":
+            raise ConfigurationError('precision="natural" is one of pseudo-outputs: set form="pseudo" with it.')
         if self.given_inputs is None:
             self.inputs = nn.Parameter(torch.randn(M, layer.inducing_features))
         elif self.given_inputs.shape[1] != D:
@@ -113,14 +117,17 @@ class LocalInducing(Posterior):
         if self.form == "whitened":
             self.mean = nn.Parameter(torch.zeros(M, P))
             self.raw_factor = nn.Parameter(torch.zeros(P, M, M))
+        elif self.kind == "natural":
+            self.add_module("natural", NaturalSites(layer, torch.randn(M, P), 0.0))
         else:
             self.pseudo_outputs = nn.Parameter(torch.randn(M, P))
             shape = (P, M) if self.kind == "per_output" else (M,)
             start = 0.0 if weights is None or layer.is_output else -4.0
-            if self.kind == "full":
+            if self.kind.startswith("full"):
                 if len(layer.out_shape or (P,)) > 1:
                     raise full_precision_of_images(layer)
-                self.raw_factor = nn.Parameter(torch.diag_embed(torch.full(shape, 0.5 * start)))
+                factor = torch.diag_embed(torch.full((M,), 0.5 * start))
+                self.raw_factor = nn.Parameter(factor if self.kind == "full" else factor.repeat(P, 1, 1))
             else:
                 scale = 1.0 if weights is None else PRECISION_SCALE
                 self.precision = Positive(torch.full(shape, math.exp(start)), scale=scale)
@@ -142,6 +149,8 @@ class LocalInducing(Posterior):
         """`q(v)`, a Gaussian per output; None for more weights than inducing inputs, where drawing is cheaper."""
         if not self.closed_form:
             return None
+        if self.sites is not None:
+            return self.sites.gaussian(site)
         if self.form == "whitened":
             log_det = 2.0 * self.raw_factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # [P]
             return Gaussian(self.mean, linalg.lower_factor(self.raw_factor), log_det)
@@ -149,7 +158,7 @@ class LocalInducing(Posterior):
 
     def _precision(self) -> tuple[Tensor | None, Tensor | None]:
         """The diagonal of the pseudo-outputs' precision, or the factor of a full one."""
-        if self.kind == "full":
+        if self.kind.startswith("full"):
             return None, linalg.lower_factor(self.raw_factor)
         return self.precision.value, None
 
@@ -158,8 +167,4 @@ class LocalInducing(Posterior):
         q = self.marginal(site)
         if q is None:
             return sample_given_pseudo(site, draw, self.pseudo_outputs, *self._precision())
-        noise = draw.randn(f"{site.name}.inducing", *q.mean.shape, like=q.mean)  # [K, P]
-        v = q.draw(noise)
-        log_det = q.log_det.expand(site.n_out).sum()
-        draw.add(site.name, 0.5 * (noise.square().sum() - v.square().sum() + log_det))
-        return v
+        return q.sample(site, draw)

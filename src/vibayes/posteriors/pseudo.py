@@ -27,7 +27,7 @@ def sample_given_pseudo(
         draw: the draw in progress.
         y: pseudo-outputs `[M, P]`.
         precision: the diagonal of `Lambda`, `[M]` or `[P, M]`; None where it is full.
-        T: the factor `[M, M]` of a full `Lambda`.
+        T: the factor of a full `Lambda`, `[M, M]`, or `[P, M, M]` for one per output.
     """
     return _in_weights(site, draw, y, precision, T) if site.narrow else _matheron(site, draw, y, precision, T)
 
@@ -61,8 +61,12 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
     noise = draw.randn(f"{site.name}.inducing", design.shape[-1] + M, P, like=y)
     v0, e0 = noise[: design.shape[-1]], noise[design.shape[-1] :]
     gram = design @ design.mT if site.gram is None else site.gram  # K  [M, M]
-    each = precision is not None and precision.ndim == 2  # a precision for each output
-    if precision is None:
+    each = precision.ndim == 2 if precision is not None else T is not None and T.ndim == 3  # a precision per output
+    if precision is None and each:
+        assert T is not None
+        exact = T.to(gram.dtype)
+        inner = exact.mT @ gram @ exact  # [P, M, M]
+    elif precision is None:
         assert T is not None
         exact = T.to(gram.dtype)
         # T^T K T. The factor is the same in all draws: on the right of a product it meets the rows of all draws at once
@@ -74,7 +78,7 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
     def transposed(rows: Tensor) -> Tensor:  # T^T rows
         if precision is None:
             assert T is not None
-            return (rows.mT.contiguous() @ T).mT
+            return (rows.mT[:, None, :] @ T)[:, 0].mT if each else (rows.mT.contiguous() @ T).mT
         return rows * (t.mT if each else t[:, None])
 
     C = draw.factor(f"{site.name}.pseudo", _plus_identity(inner), jitter=False).to(y.dtype)
@@ -88,7 +92,11 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
         both = C.solve(torch.cat([missed, seen], -1))  # [M, 2 P]
         solved, whitened = C.solve_transposed(both[..., :P]), both[..., P:]
         log_det = P * C.log_det
-    v = v0 + design.mT @ (transposed(solved) if T is None else (solved.mT.contiguous() @ T.mT).mT)
+    if T is None:
+        correction = transposed(solved)
+    else:  # T rows
+        correction = (T @ solved.mT[..., None])[..., 0].mT if each else (solved.mT.contiguous() @ T.mT).mT
+    v = v0 + design.mT @ correction
     fit = (e0 + solved).square().sum()  # T^T (y - D v), since B solved = missed
     # constants and |Lambda| cancel
     draw.add(site.name, 0.5 * (fit - whitened.square().sum() - log_det))
@@ -114,7 +122,9 @@ def _moments(site: Site, y: Tensor, precision: Tensor | None, T: Tensor | None) 
         return site.moments(precision, y)
     assert T is not None
     assert site.design is not None
-    D = T.mT @ site.design  # [M, K]
+    D = T.mT @ site.design  # [M, K] or [P, M, K]
+    if T.ndim == 3:
+        return D.mT @ D, (D.mT @ (T.mT @ y.mT[..., None]))[..., 0].mT
     return D.mT @ D, D.mT @ (T.mT @ y)
 
 

@@ -65,6 +65,7 @@ class AdamRun:
         self.decay = options.weight_decay * torch.tensor(problem.n_data, dtype=like.dtype, device=device)
         # what a step reads
         self.rates = torch.zeros(R, dtype=like.dtype, device=device)
+        self.natural_rates = torch.zeros(R, dtype=torch.float64, device=device)
         self.kl_weight = torch.ones((), dtype=like.dtype, device=device)
         self._set: dict[str, Any] = {}
         # what a step writes
@@ -112,6 +113,8 @@ class AdamRun:
         self.problem.load(self.step)
         factor = self.options.lr_schedule(self.step)
         self._put("rates", [factor * self._lr(r) for r in range(self.problem.replicas)])
+        if self.problem.sites:
+            self._put("natural_rates", [self._natural_rate(factor, r) for r in range(self.problem.replicas)])
         self._put("kl_weight", self.options.kl_weight(self.step))
         self._one_step()
         self.step += 1
@@ -120,6 +123,13 @@ class AdamRun:
     def _lr(self, r: int) -> float:
         """The learning rate of a replica before the schedule; a stopped one stays where it is."""
         return 0.0 if self.histories[r].stopped else self.base_lr[r] * self.lr_factor[r] * 0.1 ** self.drops[r]
+
+    def _natural_rate(self, factor: float, r: int) -> float:
+        """That of a replica; the smaller Adam's steps become, the more of them are averaged over."""
+        if self.histories[r].stopped:
+            return 0.0
+        slower = min(1.0, factor * self.lr_factor[r] * 0.1 ** self.drops[r])
+        return self.options.natural_rate * math.sqrt(slower)
 
     def _put(self, name: str, value: Any) -> None:
         """Write a number the step reads, where it changed."""
@@ -149,6 +159,12 @@ class AdamRun:
                 gradient.div_(self.options.world_size)
         self._update(gradients, [problem.spread(self.rates, p) for p in problem.parameters])
         with torch.no_grad():
+            for name, target in bound.targets.items():
+                if self.options.world_size > 1:
+                    distributed.all_reduce(target)
+                    target = target / self.options.world_size
+                site = self.problem.sites[name]
+                site.lerp_(target.view_as(site), self.problem.spread(self.natural_rates, site))
             self.terms[0].copy_(log_likelihood)
             self.terms[1].copy_(log_ratio)
             self.terms[2].add_(objective)
@@ -266,7 +282,7 @@ class AdamRun:
         """Put the marked replicas' parameters and moments back to the last good state."""
         kept = self.good["optimizer"]
         parts = (
-            (self.problem.parameters, self.good["parameters"]),
+            (self.problem.moved, self.good["moved"]),
             (self.optimizer.first, kept["first"]),
             (self.optimizer.second, kept["second"]),
         )
@@ -280,7 +296,7 @@ class AdamRun:
         """Everything needed to go on from here; tensors are copies."""
         return {
             "problem": self.problem.state(),
-            "parameters": [p.detach().clone() for p in self.problem.parameters],
+            "moved": [p.detach().clone() for p in self.problem.moved],
             "optimizer": self.optimizer.state(),
             "histories": copy.deepcopy([h.to_dict() for h in self.histories]),
             "step": self.step,

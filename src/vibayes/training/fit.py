@@ -47,6 +47,7 @@ def fit(
     noise: Noise | None = None,
     callback: Callback | None = None,
     weight_decay: float = 0.0,
+    natural_rate: float = 0.1,
     augment: Augment | None = None,
 ) -> History:
     """Train a model by maximising its bound (or evidence) and return the history.
@@ -89,6 +90,8 @@ def fit(
         weight_decay: with Adam, adds `weight_decay / 2 * |w|^2` to the loss per row, where `w` are the weights of plain
             torch modules and of `Point` layers; hyperparameters and variational parameters have priors instead. The
             history's bound does not contain it.
+        natural_rate: with Adam, rate of the natural gradients that move the last layer's posterior where its precision
+            is `"natural"`, at most 1; it falls as the square root of `lr_schedule`.
         augment: with Adam, changes the inputs of every batch at random, on the device: a function such as
             `augment.Compose(augment.RandomCrop(4), augment.RandomFlip())`. It sees inputs in the model's units. The
             bound of augmented data is not a bound for the data themselves.
@@ -123,6 +126,7 @@ def fit(
         world_size=world,
         callback=callback,
         weight_decay=weight_decay,
+        natural_rate=natural_rate,
     )
     check_options(options, n_samples, [lr])
     _check_optimizer(name, options, augment)
@@ -143,6 +147,10 @@ def fit(
             keeper = Keeper(checkpoint, checkpoint_seconds, fingerprint(model, [batches], options, name, [seed], [lr]))
             keeper.writes = rank == 0
             problem = Single(model, batches, options.n_samples, noise)
+            if problem.sites and name != "adam":
+                raise ConfigurationError(
+                    'A posterior with precision="natural" moves beside Adam: use optimizer="adam", or precision="full".'
+                )
             if not problem.parameters:
                 raise ConfigurationError("Every parameter of the model is fixed; there is nothing to train.")
             run: AdamRun | LbfgsRun

@@ -15,6 +15,7 @@ from torch import Tensor
 from vibayes.bound import Bound
 from vibayes.errors import ConfigurationError
 from vibayes.parameters import Hyperparameter
+from vibayes.posteriors.natural import NaturalSites
 from vibayes.stages import network_weights
 from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import Batches, InMemory
@@ -33,6 +34,7 @@ class Problem(ABC):
         n_data: how many rows each replica has.
         parameters: the tensors to optimize; with replicas, the first axis is theirs.
         decayed: for each of them, whether it is a weight of a network, which weight decay shrinks.
+        sites: buffers that natural gradients move, by name; with replicas, the first axis is theirs.
         jitter: `[R]`, changed in place.
         device: where it all is.
     """
@@ -41,8 +43,14 @@ class Problem(ABC):
     n_data: list[int]
     parameters: list[Tensor]
     decayed: list[bool]
+    sites: dict[str, Tensor]
     jitter: Tensor
     device: torch.device
+
+    @property
+    def moved(self) -> list[Tensor]:
+        """All tensors that a step changes."""
+        return [*self.parameters, *self.sites.values()]
 
     @abstractmethod
     def load(self, step: int) -> None:
@@ -50,7 +58,7 @@ class Problem(ABC):
 
     @abstractmethod
     def bound(self) -> Bound:
-        """The terms of the bound on the loaded batch: `[R, S]`, `[R, S]`, `[R]`, and failures `[R]`."""
+        """The terms of the bound on the loaded batch: `[R, S]`, `[R, S]`, `[R]`, failures `[R]`; targets as `sites`."""
 
     @abstractmethod
     def spread(self, vector: Tensor, parameter: Tensor) -> Tensor:
@@ -74,11 +82,17 @@ class Problem(ABC):
         return False
 
     def finite(self) -> Tensor:
-        """Per replica, whether all parameters are finite: `[R]`."""
+        """Per replica, whether all that steps change is finite: `[R]`."""
         found = torch.ones(self.replicas, dtype=torch.bool, device=self.device)
-        for parameter in self.parameters:
+        for parameter in self.moved:
             found &= torch.isfinite(parameter.detach().reshape(self.replicas, -1).sum(1))
         return found
+
+
+def natural_sites(model: TrainableModel) -> dict[str, Tensor]:
+    """The buffers that natural gradients move, by name."""
+    sites = {f"{path}." for path, module in model.named_modules() if isinstance(module, NaturalSites)}
+    return {name: b for name, b in model.named_buffers() if any(name.startswith(path) for path in sites)}
 
 
 def mean_noise(likelihood: Any, raw: Tensor | None) -> Tensor | None:
@@ -121,6 +135,7 @@ class Single(Problem):
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         weights = network_weights(model)
         self.parameters, self.decayed = list(trained.values()), [name in weights for name in trained]
+        self.sites = natural_sites(model)
         self.jitter = model.jitter.view(1)
         self.device = model.device
         self.n_data = [batches.n_data]
@@ -162,7 +177,7 @@ class Single(Problem):
             batch.x, batch.y, batch.weights, scale=scale, n_samples=self.n_samples, noise=self._noise
         )
         failures = {site: (info != 0).any()[None] for site, info in found.failures.items()}
-        return Bound(found.log_likelihood[None], found.log_ratio[None], found.log_prior[None], failures)
+        return Bound(found.log_likelihood[None], found.log_ratio[None], found.log_prior[None], failures, found.targets)
 
     def spread(self, vector: Tensor, parameter: Tensor) -> Tensor:
         """The one entry."""

@@ -62,6 +62,7 @@ def fit_many(
     noise: Noise | None = None,
     callback: Callback | None = None,
     weight_decay: float = 0.0,
+    natural_rate: float = 0.1,
     augment: Augment | None = None,
 ) -> list[History]:
     """Train models of one architecture (splits, seeds, starts, learning rates) together, by Adam.
@@ -99,6 +100,7 @@ def fit_many(
         callback: see `fit`; called for each model, whose number is `Logged.replica`. An answer that is true ends the
             training of that one.
         weight_decay: see `fit`.
+        natural_rate: see `fit`.
         augment: see `fit`.
 
     >>> import torch, vibayes as vb
@@ -130,6 +132,7 @@ def fit_many(
         compile=compile,
         callback=callback,
         weight_decay=weight_decay,
+        natural_rate=natural_rate,
     )
     check_options(options, n_samples, rates)
     sources = [_source(data, batch_size, s, augment) for data, s in zip(datasets, seeds, strict=True)]

@@ -53,6 +53,7 @@ class Options:
     world_size: int = 1
     callback: Callback | None = None
     weight_decay: float = 0.0
+    natural_rate: float = 0.1
 
 
 class Saver(Protocol):
@@ -124,6 +125,7 @@ def fingerprint(
         "log_every": options.log_every,
         "restarts": options.restarts,
         **({"weight_decay": options.weight_decay} if options.weight_decay else {}),
+        **({} if options.natural_rate == 0.1 else {"natural_rate": options.natural_rate}),
         **({} if augment is None else {"augment": getattr(augment, "__qualname__", repr(augment))}),
     }
 
@@ -157,6 +159,8 @@ def check_options(options: Options, n_samples: int | None, rates: list[float]) -
         raise ConfigurationError(f"callback must be a function of a log entry, got {type(options.callback).__name__}.")
     if not options.weight_decay >= 0:
         raise ConfigurationError(f"weight_decay must not be negative, got {options.weight_decay}.")
+    if not 0 < options.natural_rate <= 1:
+        raise ConfigurationError(f"natural_rate must be above 0 and at most 1, got {options.natural_rate}.")
     for rate in rates:
         if not rate > 0:
             raise ConfigurationError(f"lr must be positive, got {rate}.")

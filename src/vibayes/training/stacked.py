@@ -11,7 +11,7 @@ from vibayes.bound import Bound
 from vibayes.stages import network_weights
 from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import InMemory
-from vibayes.training.problem import Noise, Problem, mean_noise
+from vibayes.training.problem import Noise, Problem, mean_noise, natural_sites
 
 __all__ = ["Stacked"]
 
@@ -50,6 +50,7 @@ class Stacked(Problem):
             name: torch.stack(tensors) for name, tensors in _by_name([_stackable(m) for m in models]).items()
         }
         self.parameters = [p for p in self._parameters.values() if p.requires_grad]
+        self.sites = {name: self._buffers[name] for name in natural_sites(self.base)}
         weights = network_weights(self.base)
         self.decayed = [name in weights for name, p in self._parameters.items() if p.requires_grad]
         self.jitter = self._buffers["jitter"]
@@ -122,6 +123,8 @@ class Stacked(Problem):
         for r, model in enumerate(self.models):
             for name, parameter in model.named_parameters():
                 parameter.copy_(self._parameters[name][r])
+            for name, site in natural_sites(model).items():
+                site.copy_(self.sites[name][r])
             model.jitter.copy_(self.jitter[r])
 
     @property

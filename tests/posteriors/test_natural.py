@@ -1,0 +1,267 @@
+"""Posteriors moved by natural gradients: their steps, their optima, and how training keeps them."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vibayes as vb
+from vibayes.errors import ConfigurationError
+
+F64 = torch.float64
+N, M = 30, 8
+
+
+def data(targets: int = 1) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(3)
+    x = torch.randn(N, 2, dtype=F64)
+    y = torch.stack([torch.sin(2 * x[:, 0] + k) + x[:, 1] for k in range(targets)], 1)
+    return x, y + 0.1 * torch.randn_like(y)
+
+
+def kernel() -> vb.SquaredExponential:
+    return vb.SquaredExponential(2, lengthscale=0.8, variance=1.5)
+
+
+def one_layer(kind: str, x: Tensor, likelihood: vb.likelihoods.Likelihood, outputs: int = 1) -> vb.Model:
+    posterior: vb.posteriors.Posterior
+    if kind == "global":
+        posterior = vb.GlobalInducing("natural")
+    else:
+        posterior = vb.LocalInducing(M, form="pseudo", precision="natural", inputs=x[:M])
+    layer = vb.GP(outputs, kernel=kernel(), posterior=posterior)
+    return vb.Model(layer, likelihood, inducing=x[:M] if kind == "global" else None).double()
+
+
+def fix(model: vb.Model) -> None:
+    """Leave one number to Adam, and let it hardly move, so that natural gradients alone do the work."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.layers["network"].kernel.variance.raw.requires_grad_(True)
+
+
+def steps(model: vb.Model, rows: tuple[Tensor, ...], count: int, rate: float, **options: object) -> vb.History:
+    return vb.fit(model, rows, steps=count, lr=1e-12, natural_rate=rate, progress=False, log_every=1, **options)
+
+
+@pytest.mark.parametrize("kind", ["global", "local"])
+@pytest.mark.parametrize("targets", [1, 2])
+def test_one_whole_step_reaches_the_optimum_of_a_gaussian_likelihood(kind: str, targets: int) -> None:
+    x, y = data(targets)
+    noise = [0.05, 0.2][:targets]
+    model = one_layer(kind, x, vb.Gaussian(torch.tensor(noise), out_features=targets), targets)
+    sparse = vb.SGPR(kernel(), vb.Gaussian(torch.tensor(noise), out_features=targets), inducing=x[:M]).double()
+    fix(model)
+    steps(model, (x, y), 1, 1.0)
+    assert model.elbo(x, y).value.item() == pytest.approx(sparse.elbo(x, y).value.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weights_of_rows_count(weighted: bool) -> None:
+    x, y = data()
+    weights = torch.linspace(0.0, 2.0, N, dtype=F64) if weighted else None
+    model = one_layer("global", x, vb.Gaussian(0.1))
+    sparse = vb.SGPR(kernel(), vb.Gaussian(0.1), inducing=x[:M]).double()
+    rows = (x, y) if weights is None else (x, y, weights)
+    fix(model)
+    steps(model, rows, 1, 1.0)
+    sparse.initialize(x, y)
+    batch = sparse.prepare(x, y, weights)
+    ours, theirs = model(batch.x, batch.y, batch.weights), sparse(batch.x, batch.y, batch.weights)
+    assert ours.objective().item() == pytest.approx(theirs.objective().item(), rel=1e-9)
+
+
+def test_a_step_is_a_natural_gradient_step() -> None:
+    """A step of rate r moves natural parameters by r times the gradient with respect to expectation parameters."""
+    x, y = data()
+    model = one_layer("global", x, vb.Gaussian(0.1))
+    fix(model)
+    steps(model, (x, y), 1, 0.3)  # somewhere
+    sites = model.layers["network"].posterior.sites
+    before = sites.precision.clone(), sites.shift.clone()
+    K = kernel().double()(x[:M]) + float(model.jitter) * 1.5 * torch.eye(M, dtype=F64)
+    prior = torch.linalg.inv(K).detach()
+    S = torch.linalg.inv(prior + before[0][0])
+    m = S @ before[1]
+
+    def bound(first: Tensor, second: Tensor) -> Tensor:
+        """The bound by E[u] and E[u u^T]."""
+        mean, covariance = first, second - first @ first.T
+        A = torch.linalg.solve(K, kernel().double()(x[:M], x)).detach()
+        f, v = A.T @ mean, 1.5 - (A * (K @ A)).sum(0) + (A * (covariance @ A)).sum(0)
+        fit = -0.5 * (((y - f).square()[:, 0] + v) / 0.1).sum()
+        kl = 0.5 * ((prior @ covariance).trace() + (mean.T @ prior @ mean)[0, 0] - torch.logdet(covariance))
+        return fit - kl
+
+    first, second = torch.autograd.functional.jacobian(bound, (m, S + m @ m.T))
+    steps(model, (x, y), 1, 0.3)
+    # natural parameters of u: shift, and minus half of its precision
+    assert torch.allclose(sites.shift - before[1], 0.3 * first, rtol=1e-6, atol=1e-8)
+    assert torch.allclose(-0.5 * (sites.precision - before[0])[0], 0.3 * second, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("likelihood", [vb.Bernoulli, vb.Poisson])
+def test_other_likelihoods_are_stationary_where_steps_end(likelihood: type[vb.likelihoods.Likelihood]) -> None:
+    x, y = data()
+    targets = (y > 0).to(F64) if likelihood is vb.Bernoulli else y.exp().round()
+    model = one_layer("local", x, likelihood())
+    fix(model)
+    steps(model, (x, targets), 300, 0.5)
+    sites = model.layers["network"].posterior.sites
+    precision = sites.precision.clone().requires_grad_(True)
+    shift = sites.shift.clone().requires_grad_(True)
+    batch = model.prepare(x, targets)
+    buffers = {"network.posterior.natural.precision": precision, "network.posterior.natural.shift": shift}
+    found = torch.func.functional_call(model, buffers, (batch.x, batch.y))
+    slopes = torch.autograd.grad(found.objective(), (precision, shift))
+    assert max(float(slope.abs().max()) for slope in slopes) < 1e-7
+
+
+def test_outliers_of_a_heavy_tail_do_not_make_it_wider_than_the_prior() -> None:
+    x, y = data()
+    y[0] = 50.0  # far out a Student t is not log-concave
+    model = one_layer("local", x, vb.StudentT())
+    fix(model)
+    history = steps(model, (x, y), 50, 0.5)
+    assert not history.events
+    assert float(torch.linalg.eigvalsh(model.layers["network"].posterior.sites.precision).min()) > -1e-9
+    assert history.per_datapoint[-1] > history.per_datapoint[0]
+
+
+def test_minibatches_average_to_the_whole() -> None:
+    x, y = data()
+    model = one_layer("global", x, vb.Gaussian(0.1))
+    model.initialize(x, y)
+    whole = model(x, y).targets
+    parts = [model(x[i::3], y[i::3], scale=3.0).targets for i in range(3)]
+    for name, target in whole.items():
+        assert torch.allclose(sum(part[name] for part in parts) / 3, target, rtol=1e-10)
+
+
+def deep(seed: int, last: str = "natural") -> vb.Model:
+    torch.manual_seed(seed)
+    x, _ = data()
+    hidden = vb.GP(2, kernel=kernel(), mean=vb.IdentityMean(), noise=1e-3, posterior=vb.GlobalInducing("full"))
+    return vb.Model(
+        nn.Sequential(hidden, vb.GP(1, kernel=kernel(), posterior=vb.GlobalInducing(last))),
+        vb.Gaussian(0.1),
+        inducing=x[:M],
+    ).double()
+
+
+def test_many_at_once_are_as_many_alone() -> None:
+    x, y = data()
+    g = torch.Generator().manual_seed(5)
+    noise = [
+        {
+            "0.inducing": torch.randn(2, 3, 2 * M, 2, generator=g, dtype=F64),
+            "0.rows": torch.randn(2, 3, N, 2, generator=g, dtype=F64),
+        }
+        for _ in range(5)
+    ]
+    joint = [deep(0), deep(1)]
+    vb.fit_many(joint, [(x, y)] * 2, steps=5, n_samples=3, progress=False, chunk=2, noise=lambda step: noise[step])
+    for r, model in enumerate([deep(0), deep(1)]):
+        vb.fit(
+            model,
+            (x, y),
+            steps=5,
+            n_samples=3,
+            progress=False,
+            noise=lambda step, r=r: {name: value[r] for name, value in noise[step].items()},
+        )
+        for (name, a), b in zip(model.state_dict().items(), joint[r].state_dict().values(), strict=True):
+            assert torch.allclose(a, b, rtol=1e-8, atol=1e-10), name
+
+
+def test_checkpoints_and_files_hold_it(tmp_path) -> None:
+    x, y = data()
+    whole, parts = deep(0), deep(0)
+    vb.fit(whole, (x, y), steps=20, n_samples=2, log_every=5, progress=False)
+    keep = {"checkpoint": tmp_path / "run", "checkpoint_seconds": 0.0, "n_samples": 2, "log_every": 5}
+    vb.fit(parts, (x, y), steps=10, progress=False, **keep)
+    again = deep(0)
+    vb.fit(again, (x, y), steps=20, progress=False, **keep)
+    for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    again.save(tmp_path / "model")
+    loaded = vb.load(tmp_path / "model")
+    assert torch.equal(loaded.layers["1"].posterior.sites.precision, again.layers["1"].posterior.sites.precision)
+    assert "natural" in repr(loaded.layers["1"].posterior)
+
+
+def test_a_step_gone_wrong_is_undone() -> None:
+    """NaN noise in one step of one replica: its sites go back, and the other's are not touched."""
+    x, y = data()
+    g = torch.Generator().manual_seed(5)
+
+    def noise(step: int, spoiled: set[int] = {7}) -> dict[str, Tensor]:  # noqa: B006 - the set is the memory
+        found = {"0.inducing": torch.randn(2, 1, 2 * M, 2, generator=g, dtype=F64),
+                 "0.rows": torch.randn(2, 1, N, 2, generator=g, dtype=F64)}  # fmt: skip
+        if step in spoiled:
+            spoiled.remove(step)
+            found["0.rows"][0] = torch.nan
+        return found
+
+    models = [deep(0), deep(1)]
+    histories = vb.fit_many(
+        models, [(x, y)] * 2, steps=20, n_samples=1, log_every=5, progress=False, chunk=2, noise=noise
+    )
+    assert len(histories[0].events) == 1
+    assert not histories[1].events
+    for model in models:
+        assert all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
+
+
+def test_functions_are_drawn_from_it() -> None:
+    x, y = data()
+    model = one_layer("global", x, vb.Gaussian(0.05))
+    fix(model)
+    steps(model, (x, y), 1, 1.0)
+    torch.manual_seed(0)
+    draws = model.sample_functions(x[:4], 20_000)
+    prediction = model.predict(x[:4])
+    assert torch.allclose(draws.mean(0), prediction.mean.reshape(draws.mean(0).shape), atol=0.01)
+    spread = prediction.variance.reshape(-1) - 0.05
+    assert torch.allclose(draws.var(0).reshape(-1), spread, rtol=0.05, atol=1e-4)
+    # and its importance weights average to the bound without closed forms, which is the same on average
+    weights = model.log_weights(x, y, n_samples=4000)
+    elbo = model.elbo(x, y).value.item()
+    assert weights.mean().item() == pytest.approx(elbo, abs=5 * weights.std().item() / 4000**0.5)
+
+
+def test_single_precision_stays_near_double() -> None:
+    x, y = data()
+    ends = []
+    for dtype in (torch.float32, F64):
+        model = one_layer("global", x, vb.Gaussian(0.05)).to(dtype)
+        fix(model)
+        steps(model, (x, y), 3, 0.7)
+        ends.append(model.elbo(x, y).value.item())
+        assert model.layers["network"].posterior.sites.precision.dtype == F64
+    assert ends[0] == pytest.approx(ends[1], abs=1e-2)
+
+
+def test_hidden_layers_refuse_it() -> None:
+    x, _ = data()
+    layers = [vb.GP(2, kernel=kernel(), posterior=vb.GlobalInducing("natural")), vb.GP(1, kernel=kernel())]
+    with pytest.raises(ConfigurationError, match=r"last layer.*precision=\"full\""):
+        vb.Model(nn.Sequential(*layers), vb.Gaussian(), inducing=x[:M])
+
+
+def test_layers_of_weights_refuse_it() -> None:
+    x, _ = data()
+    with pytest.raises(ConfigurationError, match="GP"):
+        vb.Model(vb.Linear(2, 1, posterior=vb.GlobalInducing("natural")), vb.Gaussian(), inducing=x[:M])
+
+
+def test_lbfgs_refuses_it() -> None:
+    x, y = data()
+    with pytest.raises(ConfigurationError, match="adam"):
+        vb.fit(one_layer("local", x, vb.Gaussian()), (x, y), optimizer="lbfgs", progress=False)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, float("nan")])
+def test_rates_outside_zero_and_one_are_refused(rate: float) -> None:
+    x, y = data()
+    with pytest.raises(ConfigurationError, match="natural_rate"):
+        vb.fit(one_layer("local", x, vb.Gaussian()), (x, y), steps=1, natural_rate=rate, progress=False)

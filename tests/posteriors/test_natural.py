@@ -187,6 +187,9 @@ def test_checkpoints_and_files_hold_it(tmp_path) -> None:
     loaded = vb.load(tmp_path / "model")
     assert torch.equal(loaded.layers["1"].posterior.sites.precision, again.layers["1"].posterior.sites.precision)
     assert "natural" in repr(loaded.layers["1"].posterior)
+    before = loaded.layers["1"].posterior.sites.shift.clone()
+    vb.fit(loaded, (x, y), steps=2, n_samples=2, progress=False)
+    assert not torch.equal(loaded.layers["1"].posterior.sites.shift, before)
 
 
 def test_a_step_gone_wrong_is_undone() -> None:

@@ -53,6 +53,15 @@ def global_model(r: int, log_precision: float = 1.0) -> vb.Model:
     return vb.Model(torch.nn.Sequential(*layers), vb.Gaussian(0.2), inducing=torch.randn(4, 2), standardize="both")
 
 
+def natural_model(r: int) -> vb.Model:
+    torch.manual_seed(100 + r)
+    layers = [
+        vb.GP(p, kernel=vb.SquaredExponential(2), posterior=vb.GlobalInducing(precision))
+        for p, precision in ((2, "full_per_output"), (1, "natural"))
+    ]
+    return vb.Model(torch.nn.Sequential(*layers), vb.Gaussian(0.2), inducing=torch.randn(4, 2), standardize="both")
+
+
 def wishart_model(r: int) -> vb.Model:
     torch.manual_seed(100 + r)
     hidden = vb.GP(2, kernel=vb.SquaredExponential(2), posterior=vb.GeneralizedWishart("AB"))
@@ -238,7 +247,9 @@ def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, ca
 @pytest.mark.parametrize(
     ("build", "n"),
     [(regression_model, 5)]  # few rows take another way
-    + [(build, 30) for build in (regression_model, class_model, deep_model, global_model, wishart_model)],
+    + [
+        (build, 30) for build in (regression_model, class_model, deep_model, global_model, natural_model, wishart_model)
+    ],
 )
 @pytest.mark.parametrize("alone", [False, True])
 def test_compiling_changes_no_gradient(build, n: int, alone: bool) -> None:  # type: ignore[no-untyped-def]
@@ -256,7 +267,7 @@ def test_compiling_changes_no_gradient(build, n: int, alone: bool) -> None:  # t
         torch.manual_seed(0)
         found = bound()
         total = (found.log_likelihood + found.log_ratio).sum() + found.log_prior.sum()
-        return list(torch.autograd.grad(total, problem.parameters))
+        return [*torch.autograd.grad(total, problem.parameters), *found.targets.values()]
 
     torch._dynamo.reset()
     for eager, compiled in zip(

@@ -202,8 +202,12 @@ def _hidden_width(width: int | None, task: Task) -> int:
 
 
 def _sure(task: Task) -> GlobalInducing:
-    """The posterior of a last layer of GPs; a full precision of each of many outputs would take too long."""
-    return GlobalInducing("full" if task.outputs <= 10 else "diagonal", log_precision=_SURE)
+    """The posterior of a last layer of GPs, moved by natural gradients where the likelihood is Gaussian.
+
+    Full precisions of many outputs would take too long.
+    """
+    full = "natural" if isinstance(task.likelihood, Gaussian) else "full"
+    return GlobalInducing(full if task.outputs <= 10 else "diagonal", log_precision=_SURE)
 
 
 def deep_gp(task: Task, *, kernel: str, depth: int, width: int | None, n_inducing: int) -> Plan:

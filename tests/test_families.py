@@ -57,6 +57,17 @@ def test_deep_gps_start_near_the_identity() -> None:
     assert isinstance(wide[0].mean, ZeroMean)
 
 
+def test_last_layers_move_by_natural_gradients_where_the_noise_is_gaussian() -> None:
+    x = torch.randn(50, 3)
+    tasks = {"real": Task(x, 1, families.noise(1), None), "two": Task(x, 1, vb.Bernoulli(), None)}
+    tasks["many"] = Task(x, 11, families.noise(11), None)
+    forms = {name: deep_gp(of).model.network[-1].posterior.form for name, of in tasks.items()}
+    assert forms == {"real": "natural", "two": "full", "many": "diagonal"}
+    options = {"kernel": "squared_exponential", "depth": 2, "width": None, "n_inducing": 20, "mixing": "AB"}
+    wishart = families.deep_wishart(Task(x, 1, families.noise(1), None), **options).model.network
+    assert wishart[-1].posterior.form == "full"
+
+
 def test_inducing_points_lie_among_the_data_and_differ_between_seeds() -> None:
     of = task()
     made = []

@@ -201,18 +201,15 @@ def _hidden_width(width: int | None, task: Task) -> int:
     return min(task.width, 30) if width is None else _positive(width, "width")
 
 
-def _sure(task: Task) -> GlobalInducing:
-    """The posterior of a last layer of GPs, moved by natural gradients where the likelihood is Gaussian.
-
-    Full precisions of many outputs would take too long.
-    """
-    full = "natural" if isinstance(task.likelihood, Gaussian) else "full"
-    return GlobalInducing(full if task.outputs <= 10 else "diagonal", log_precision=_SURE)
+def _sure(task: Task, precision: str = "full") -> GlobalInducing:
+    """The posterior of a last layer of GPs; full precisions of many outputs would take too long."""
+    return GlobalInducing(precision if task.outputs <= 10 else "diagonal", log_precision=_SURE)
 
 
 def deep_gp(task: Task, *, kernel: str, depth: int, width: int | None, n_inducing: int) -> Plan:
     """A deep GP with global inducing points; identity means where a layer is as wide as its inputs."""
     widths = [task.width] + [_hidden_width(width, task)] * (_positive(depth, "depth") - 1)
+    top = _sure(task, "natural" if isinstance(task.likelihood, Gaussian) else "full")
     layers = []
     for number, (d, p) in enumerate(zip(widths, [*widths[1:], task.outputs], strict=True)):
         last = number == len(widths) - 1
@@ -221,7 +218,7 @@ def deep_gp(task: Task, *, kernel: str, depth: int, width: int | None, n_inducin
                 p,
                 kernel=_kernel(kernel, d, ard=True),
                 mean=IdentityMean() if d == p and not last else None,
-                posterior=_sure(task) if last else GlobalInducing("full"),
+                posterior=top if last else GlobalInducing("full"),
             )
         )
     inducing = task.inducing(_positive(n_inducing, "n_inducing"))

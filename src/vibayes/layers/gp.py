@@ -108,7 +108,8 @@ class GP(Layer):
 
         # In float64 whatever the dtype: docs/decisions/jitter.md
         Kii = linalg.add_jitter(self.covariance(z.double()), draw.jitter)  # [M, M]
-        factor = draw.factor(name, Kii, jitter=False).to(z.dtype)
+        exact = draw.factor(name, Kii, jitter=False)
+        factor = exact.to(z.dtype)
         Kit = self.kernel.on_features(z, x)  # [M, N]
         site = Site(name, factor.lower, self.out_features, Kii, factor=factor)
         q = posterior.marginal(site) if draw.marginal else None
@@ -140,7 +141,7 @@ class GP(Layer):
         out = draw.gaussian_rows(name, mean, variance, covariance, inducing)
         if posterior.sites is not None and draw.output is not None and torch.is_grad_enabled():
             with torch.no_grad():
-                projection = factor.solve_transposed(factor.solve(Kit))  # K^-1 Kit  [M, N]
+                projection = exact.solve_transposed(exact.solve(Kit.to(Kii.dtype)))  # K^-1 Kit  [M, N]
             first = draw.n_inducing if posterior.local else 0  # inducing rows that went through like data
             draw.output = replace(draw.output, projection=projection[:, first:], offset=offset[first:])
         return out

@@ -43,7 +43,7 @@ class LocalInducing(Posterior):
     Args:
         n_inducing: how many inducing inputs.
         form: `"whitened"` (the default for GP layers) or `"pseudo"` (that for layers of weights).
-        precision: of pseudo-outputs: `"diagonal"`, shared by all outputs, `"per_output"` (a diagonal for each) or
+        precision: of pseudo-outputs: `"diagonal"`, shared by all outputs, `"per_output"` (a diagonal for each),
             `"full"` (a full matrix, shared by all outputs) or `"full_per_output"` (a full matrix for each, as
             `"whitened"` has). In a model's last layer `"natural"`, with the form `"pseudo"`: full matrices that natural
             gradients move; see `NaturalSites`.

@@ -91,8 +91,8 @@ class Problem(ABC):
 
 def natural_sites(model: TrainableModel) -> dict[str, Tensor]:
     """The buffers that natural gradients move, by name."""
-    sites = {f"{path}." for path, module in model.named_modules() if isinstance(module, NaturalSites)}
-    return {name: b for name, b in model.named_buffers() if any(name.startswith(path) for path in sites)}
+    found = {path: module for path, module in model.named_modules() if isinstance(module, NaturalSites)}
+    return {f"{path}.{name}": buffer for path, sites in found.items() for name, buffer in sites.named_buffers()}
 
 
 def mean_noise(likelihood: Any, raw: Tensor | None) -> Tensor | None:

@@ -116,28 +116,32 @@ def test_chapter_five_is_built_as_printed() -> None:
 
 
 def test_chapter_four_has_skip_connections_and_noise_in_hidden_layers() -> None:
-    forms = {"DSVI": "whitened", "local inducing": "pseudo", "global inducing": "full"}
+    forms = {"DSVI": "whitened", "local inducing": "pseudo", "global inducing": "full_per_output"}
     for model, form in forms.items():
-        network, how, _ = built(first_unit("dgp-uci", model, depth=3))
+        network, how, split = built(first_unit("dgp-uci", model, depth=3))
+        width = split.x_train.shape[1]
         *hidden, last = network.layers.values()
         assert all(isinstance(layer.mean, IdentityMean) and layer.white is not None for layer in hidden)
         assert isinstance(last.mean, ZeroMean)
         assert last.white is None
         assert [layer.posterior.form for layer in hidden] == [form] * 2
-        assert last.posterior.form == ("natural" if form == "full" else form)
+        assert last.posterior.form == ("natural" if model == "global inducing" else form)
+        assert (last.posterior.sites is None) == (model == "DSVI")
         assert how["n_samples"] == 1
         rates = [how["lr_schedule"](step) for step in (0, 10_000, 20_000)]
         assert rates == pytest.approx([1.0, 1.0, 0.003])
         rise = how["kl_weight"]
-        end = 2_000 if model == "global inducing" else 10_000
-        assert rise == 1.0 if model == "DSVI" else [rise(step) for step in (0, end // 2, end)] == [0.0, 0.5, 1.0]
+        assert rise == 1.0 if model == "DSVI" else [rise(step) for step in (0, 1_000, 2_000)] == [0.0, 0.5, 1.0]
         if model == "DSVI":
             stds = [layer.posterior.raw_factor.diagonal(dim1=-2, dim2=-1).exp() for layer in (*hidden, last)]
             assert [round(math.log10(std.max().item())) for std in stds] == [-5, -5, 0]
         if model == "global inducing":
-            assert [layer.posterior.raw_factor[0, 0].item() for layer in hidden] == [-2.0, -2.0]
+            assert [layer.posterior.raw_factor[:, 0, 0].tolist() for layer in hidden] == [[-2.0] * width] * 2
             assert torch.allclose(last.posterior.sites.precision[0].diagonal().log(), torch.tensor(3.0).double())
-        assert isinstance(last.posterior, GlobalInducing if form == "full" else LocalInducing)
+        if model == "local inducing":
+            assert all(torch.count_nonzero(layer.posterior.pseudo_outputs) == 0 for layer in hidden)
+            assert [layer.posterior.raw_factor[:, 0, 0].tolist() for layer in hidden] == [[4.0] * width] * 2
+        assert isinstance(last.posterior, GlobalInducing if model == "global inducing" else LocalInducing)
 
 
 def test_the_inverse_wishart_process_has_depth_three(settings: Settings) -> None:
@@ -203,6 +207,34 @@ def test_inducing_inputs_can_be_chosen_and_held() -> None:
     assert histories[0].per_datapoint != histories[1].per_datapoint
     with pytest.raises(ConfigurationError, match="inducing option"):
         built(first_unit("dgp-uci", "global inducing", inducing="best"))
+
+
+def test_local_inducing_points_start_among_the_rows_or_as_in_the_thesis() -> None:
+    network, _, split = built(first_unit("dgp-uci", "local inducing"))
+    network.initialize(split.x_train, split.y_train)
+    *hidden, _ = network.layers.values()
+    apart = torch.cdist(hidden[0].posterior.inputs, split.x_train).min(1).values
+    assert apart.min() < 1e-6  # a centre of one row
+    thesis = {"local_inputs": None, "hidden_outputs": None, "log_precision": None, "precision": None, "last": None}
+    network, _, split = built(first_unit("dgp-uci", "local inducing", **thesis))
+    hidden, last = network.layers.values()
+    before = hidden.posterior.inputs.clone()
+    network.initialize(split.x_train, split.y_train)
+    assert torch.equal(hidden.posterior.inputs, before)
+    assert hidden.posterior.pseudo_outputs.abs().min() > 0
+    assert hidden.posterior.raw_factor.shape == last.posterior.raw_factor.shape == (8, 8)
+    assert torch.count_nonzero(hidden.posterior.raw_factor) == 0
+    with pytest.raises(ConfigurationError, match="local_inputs option"):
+        built(first_unit("dgp-uci", "local inducing", local_inputs="best"))
+
+
+def test_doubly_stochastic_inference_can_have_a_natural_last_layer() -> None:
+    network, how, split = built(first_unit("dgp-uci", "DSVI", last="natural"))
+    hidden, last = network.layers.values()
+    assert hidden.posterior.form == "whitened"
+    before = last.posterior.sites.precision.clone()
+    fit_many([network], [(split.x_train, split.y_train)], progress=False, **{**how, "steps": 2})
+    assert not torch.equal(last.posterior.sites.precision, before)
 
 
 def test_log_likelihood_and_rmse_are_in_original_units() -> None:

@@ -1,5 +1,7 @@
 """Local inducing points: both parameterisations against torch's multivariate normals."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -154,6 +156,32 @@ def test_given_inputs_of_any_kind(inputs: object) -> None:
     assert gp.posterior.inputs.tolist() == [[0.0], [1.0]]
 
 
+@pytest.mark.parametrize("precision", ["diagonal", "per_output", "full", "full_per_output"])
+def test_pseudo_outputs_and_their_precision_start_where_told(precision: str) -> None:
+    outputs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    told = vb.LocalInducing(3, form="pseudo", precision=precision, pseudo_outputs=outputs, log_precision=3.0)
+    gp = vb.GP(2, kernel=vb.SquaredExponential(1), posterior=told)
+    vb.Model(gp, vb.Gaussian())
+    assert torch.equal(gp.posterior.pseudo_outputs, outputs)
+    assert gp.posterior.pseudo_outputs is not outputs
+    if precision.startswith("full"):
+        T = linalg.lower_factor(gp.posterior.raw_factor)
+        found = (T @ T.mT).log().diagonal(dim1=-2, dim2=-1)
+    else:
+        found = gp.posterior.precision.value.log()
+    torch.testing.assert_close(found, torch.full_like(found, 3.0))
+
+
+def test_a_natural_last_layer_starts_where_told() -> None:
+    outputs = torch.tensor([[1.0], [3.0]])
+    told = vb.LocalInducing(2, form="pseudo", precision="natural", pseudo_outputs=outputs, log_precision=3.0)
+    gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=told)
+    vb.Model(gp, vb.Gaussian())
+    sites = gp.posterior.sites
+    torch.testing.assert_close(sites.precision, torch.eye(2).double()[None] * math.exp(3.0))
+    torch.testing.assert_close(sites.shift, outputs.double() * math.exp(3.0))
+
+
 def test_refusals() -> None:
     with pytest.raises(vb.ConfigurationError, match=r'"whitened" or "pseudo".*\'full\''):
         vb.LocalInducing(3, form="full")
@@ -169,3 +197,10 @@ def test_refusals() -> None:
     gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3, inputs=torch.ones(3, 1)))
     with pytest.raises(vb.ShapeError, match="must have width 2"):
         vb.Model(gp, vb.Gaussian())
+    for told in ({"pseudo_outputs": torch.zeros(3, 1)}, {"log_precision": 2.0}, {"precision": "natural"}):
+        gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3, form="whitened", **told))
+        with pytest.raises(vb.ConfigurationError, match='one of pseudo-outputs: set form="pseudo"'):
+            vb.Model(gp, vb.Gaussian())
+    wrong = vb.LocalInducing(3, form="pseudo", pseudo_outputs=torch.zeros(2, 1))
+    with pytest.raises(vb.ShapeError, match=r"must be \[3, 1\] \(inducing rows, outputs\); got \[2, 1\]"):
+        vb.Model(vb.GP(1, kernel=vb.SquaredExponential(2), posterior=wrong), vb.Gaussian())

@@ -26,6 +26,7 @@ _OPTIONAL = {
         "last_log_precision",
         "layer_noise",
         "learn_inducing",
+        "local_inputs",
         "log_precision",
         "precision",
     ),

@@ -150,24 +150,26 @@ def _last(chosen: Mapping[str, Any]) -> str:
     return check_name(chosen.get("last", "full"), ("full", "natural"), "last option")
 
 
-def _global(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
-    """Global inducing points, full precision; the last layer's pseudo-outputs start at the targets.
+def _hidden_outputs(chosen: Mapping[str, Any], inputs: torch.Tensor) -> torch.Tensor | None:
+    """Where pseudo-outputs of hidden layers start: at random, or with `hidden_outputs` at the inducing inputs
+    themselves (`"inputs"`), or at zero (`"zeros"`, with identity means the same)."""
+    starts = {"normal": None, "inputs": inputs, "zeros": torch.zeros_like(inputs)}
+    return starts[check_name(chosen.get("hidden_outputs", "normal"), starts, "hidden_outputs option")]
 
-    Those of hidden layers start at random, or with `hidden_outputs` at the inducing inputs themselves (`"inputs"`), or
-    at zero (`"zeros"`, with identity means the same).
-    """
-    starts = ("normal", "inputs", "zeros")
-    outputs = check_name(chosen.get("hidden_outputs", "normal"), starts, "hidden_outputs option")
+
+def _global(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
+    """Global inducing points, full precision; the last layer's pseudo-outputs start at the targets."""
     if last:
         # given, and not left to the nearest rows: these may be others where inputs are repeated
         targets = split.y_train[:n_inducing].reshape(n_inducing, -1)
         return GlobalInducing(
             _last(chosen), pseudo_outputs=targets, log_precision=chosen.get("last_log_precision", 0.0)
         )
-    inputs = split.x_train[:n_inducing]
-    start = {"normal": None, "inputs": inputs, "zeros": torch.zeros_like(inputs)}[outputs]
-    precision = chosen.get("precision", "full")
-    return GlobalInducing(precision, pseudo_outputs=start, log_precision=chosen.get("log_precision", -4.0))
+    return GlobalInducing(
+        chosen.get("precision", "full"),
+        pseudo_outputs=_hidden_outputs(chosen, split.x_train[:n_inducing]),
+        log_precision=chosen.get("log_precision", -4.0),
+    )
 
 
 def _wishart(mixing: str) -> _LayerPosterior:
@@ -180,14 +182,26 @@ def _wishart(mixing: str) -> _LayerPosterior:
 
 
 def _local(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
-    """Local inducing points by pseudo-observations: inputs and outputs standard normal, log precision 0, full."""
+    """Local inducing points by pseudo-observations: inputs and outputs standard normal, log precision 0, full.
+
+    With `local_inputs` the inputs start at k-means centres of what comes in (`"kmeans"`).
+    """
     inputs = torch.randn(n_inducing, split.x_train.shape[1])
-    precision = _last(chosen) if last else chosen.get("precision", "full")
-    return LocalInducing(n_inducing, form="pseudo", precision=precision, inputs=inputs)
+    at = check_name(chosen.get("local_inputs", "normal"), ("normal", "kmeans"), "local_inputs option")
+    return LocalInducing(
+        n_inducing,
+        form="pseudo",
+        precision=_last(chosen) if last else chosen.get("precision", "full"),
+        inputs=inputs if at == "normal" else None,
+        pseudo_outputs=None if last else _hidden_outputs(chosen, inputs),
+        log_precision=None if last else chosen.get("log_precision"),
+    )
 
 
 def _dsvi(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool) -> Posterior:
     """Local inducing points as in doubly stochastic variational inference: whitened, k-means start."""
+    if last and _last(chosen) == "natural":
+        return LocalInducing(n_inducing, form="pseudo", precision="natural")
     return LocalInducing(n_inducing, form="whitened")
 
 

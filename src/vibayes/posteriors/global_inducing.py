@@ -6,39 +6,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vibayes import linalg
 from vibayes.draw import Draw
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.errors import ConfigurationError
 from vibayes.parameters import Positive
 from vibayes.posteriors.base import Gaussian, Posterior, Site
-from vibayes.posteriors.natural import NaturalSites
-from vibayes.posteriors.pseudo import sample_given_pseudo
+from vibayes.posteriors.pseudo import (
+    check_precision,
+    create_pseudo_outputs,
+    pseudo_precision,
+    sample_given_pseudo,
+)
 
 if TYPE_CHECKING:
     from vibayes.layers.base import Layer
 
-__all__ = ["GlobalInducing", "check_precision", "full_precision_of_images"]
-
-# How much faster than other parameters the log precision moves (thesis, appendix "Parameter scaling for Adam").
-PRECISION_SCALE = 3.0
-
-
-PRECISIONS = ("diagonal", "per_output", "full", "full_per_output", "natural")
-
-
-def check_precision(precision: str) -> None:
-    """Refuse precisions of pseudo-outputs that do not exist."""
-    if precision not in PRECISIONS:
-        names = ", ".join(f'"{name}"' for name in PRECISIONS[:-1])
-        raise ConfigurationError(f'precision must be {names} or "{PRECISIONS[-1]}", got {precision!r}.')
-
-
-def full_precision_of_images(layer: "Layer") -> ConfigurationError:
-    """What to say where a layer of images is given a full precision."""
-    return ConfigurationError(
-        f"Layer {layer.name!r} gives images, and its precision cannot be full: it must not differ between the places "
-        'of an image. Use precision="diagonal", one value per inducing image.'
-    )
+__all__ = ["GlobalInducing"]
 
 
 class GlobalInducing(Posterior):
@@ -96,32 +78,16 @@ class GlobalInducing(Posterior):
                 f"Layer {layer.name!r} has a GlobalInducing posterior, which needs inducing inputs: "
                 "Model(network, likelihood, inducing=x[:100])."
             )
-        if self.given_outputs is not None and tuple(self.given_outputs.shape) != shape:
-            raise ShapeError(
-                f"pseudo_outputs of layer {layer.name!r} must be {list(shape)} (inducing rows, outputs); "
-                f"got {list(self.given_outputs.shape)}."
-            )
-        if self.form.startswith("full") and len(shape) > 2:
-            raise full_precision_of_images(layer)
-        dtype = torch.get_default_dtype()
-        start = torch.randn(shape) if self.given_outputs is None else self.given_outputs.detach().to(dtype, copy=True)
         default = 0.0 if layer.is_output else -4.0
-        given = default if self.given_log_precision is None else self.given_log_precision
-        log_precision = torch.as_tensor(given, dtype=dtype)
-        if self.form == "natural":
-            self.add_module("natural", NaturalSites(layer, start, log_precision))
-            self.closed_form = True
-            return
-        self.pseudo_outputs = nn.Parameter(start)
-        if self.form.startswith("full"):
-            half = 0.5 * log_precision.expand(M) if log_precision.ndim < 2 else None
-            if half is None:
-                raise ShapeError(f'log_precision of a "{self.form}" precision is one number or one per inducing row.')
-            factor = torch.diag_embed(half)
-            self.raw_factor = nn.Parameter(factor if self.form == "full" else factor.repeat(P, 1, 1))
-        else:
-            of = (M,) if self.form == "diagonal" else (P, M)
-            self.precision = Positive(log_precision.exp().expand(of).clone(), scale=PRECISION_SCALE)
+        create_pseudo_outputs(
+            self,
+            layer,
+            shape,
+            self.form,
+            self.given_outputs,
+            default if self.given_log_precision is None else self.given_log_precision,
+        )
+        self.closed_form = self.sites is not None
 
     def initialize_targets(self, targets: Float[Tensor, "m p"]) -> None:
         """Start the last layer's pseudo-outputs at targets, unless they were given."""
@@ -141,9 +107,7 @@ class GlobalInducing(Posterior):
         """Draw `v` given the pseudo-outputs and report `log p - log q`."""
         if self.sites is not None:
             return self.sites.gaussian(site).sample(site, draw)
-        if self.form.startswith("full"):
-            return sample_given_pseudo(site, draw, self.pseudo_outputs, None, linalg.lower_factor(self.raw_factor))
-        return sample_given_pseudo(site, draw, self.pseudo_outputs, self.precision.value)
+        return sample_given_pseudo(site, draw, self.pseudo_outputs, *pseudo_precision(self, self.form))
 
     def extra_repr(self) -> str:
         """The form, for `print(model)`."""

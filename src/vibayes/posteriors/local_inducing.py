@@ -1,6 +1,5 @@
 """Local inducing points: a layer with inducing inputs of its own."""
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +13,14 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inducing import choose_inducing
 from vibayes.parameters import Positive
 from vibayes.posteriors.base import Gaussian, Posterior, Site
-from vibayes.posteriors.global_inducing import PRECISION_SCALE, check_precision, full_precision_of_images
-from vibayes.posteriors.natural import NaturalSites
-from vibayes.posteriors.pseudo import pseudo_gaussian, sample_given_pseudo
+from vibayes.posteriors.pseudo import (
+    PRECISION_SCALE,
+    check_precision,
+    create_pseudo_outputs,
+    pseudo_gaussian,
+    pseudo_precision,
+    sample_given_pseudo,
+)
 
 if TYPE_CHECKING:
     from vibayes.layers.base import Layer
@@ -50,6 +54,8 @@ class LocalInducing(Posterior):
         inputs: starting values of the inducing inputs, `[n_inducing, D]`, as the layer receives its rows (in user
             units where the layer is the model's first). By default k-means centres of the rows that reach the layer.
             With a `DeepKernel` they live in its feature space: features of the given inputs, or centres of features.
+        pseudo_outputs: starting values `[n_inducing, P]`, of the form `"pseudo"`; standard normal by default.
+        log_precision: starting value of their log precision; by default 0 in GP layers.
 
     >>> import vibayes as vb
     >>> layer = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=LocalInducing(20))
@@ -74,6 +80,8 @@ class LocalInducing(Posterior):
         form: str | None = None,
         precision: str = "diagonal",
         inputs: Any = None,
+        pseudo_outputs: Tensor | None = None,
+        log_precision: float | Tensor | None = None,
     ) -> None:
         super().__init__()
         check_precision(precision)
@@ -90,6 +98,8 @@ class LocalInducing(Posterior):
         self.form = form
         self.kind = precision
         self.given_inputs = rows
+        self.given_outputs = pseudo_outputs
+        self.given_log_precision = log_precision
 
     def finish(self, layer: "Layer", n_inducing: int) -> None:
         """Create inducing inputs and the parameters of `q`, which starts near the prior."""
@@ -102,8 +112,8 @@ class LocalInducing(Posterior):
             )
         self.form = self.form or ("whitened" if weights is None else "pseudo")
         self.closed_form = weights is None or weights <= M
-        if self.kind == "natural" and self.form == "whitened":
-            raise ConfigurationError('precision="natural" is one of pseudo-outputs: set form="pseudo" with it.')
+        if self.form == "whitened":
+            self._refuse_pseudo()
         if self.given_inputs is None:
             self.inputs = nn.Parameter(torch.randn(M, layer.inducing_features))
         elif self.given_inputs.shape[1] != D:
@@ -117,20 +127,28 @@ class LocalInducing(Posterior):
         if self.form == "whitened":
             self.mean = nn.Parameter(torch.zeros(M, P))
             self.raw_factor = nn.Parameter(torch.zeros(P, M, M))
-        elif self.kind == "natural":
-            self.add_module("natural", NaturalSites(layer, torch.randn(M, P), 0.0))
         else:
-            self.pseudo_outputs = nn.Parameter(torch.randn(M, P))
-            shape = (P, M) if self.kind == "per_output" else (M,)
-            start = 0.0 if weights is None or layer.is_output else -4.0
-            if self.kind.startswith("full"):
-                if len(layer.out_shape or (P,)) > 1:
-                    raise full_precision_of_images(layer)
-                factor = torch.diag_embed(torch.full((M,), 0.5 * start))
-                self.raw_factor = nn.Parameter(factor if self.kind == "full" else factor.repeat(P, 1, 1))
-            else:
-                scale = 1.0 if weights is None else PRECISION_SCALE
-                self.precision = Positive(torch.full(shape, math.exp(start)), scale=scale)
+            default = 0.0 if weights is None or layer.is_output else -4.0
+            create_pseudo_outputs(
+                self,
+                layer,
+                (M, P),
+                self.kind,
+                self.given_outputs,
+                default if self.given_log_precision is None else self.given_log_precision,
+                scale=1.0 if weights is None else PRECISION_SCALE,
+            )
+
+    def _refuse_pseudo(self) -> None:
+        """Nothing that was asked for may be of pseudo-outputs."""
+        asked = {
+            'precision="natural"': self.kind == "natural",
+            "pseudo_outputs": self.given_outputs is not None,
+            "log_precision": self.given_log_precision is not None,
+        }
+        for name, was in asked.items():
+            if was:
+                raise ConfigurationError(f'{name} is one of pseudo-outputs: set form="pseudo" with it.')
 
     def initialize(self, layer: "Layer", rows: Tensor) -> None:
         """Put the inducing inputs of a GP on k-means centres of the rows, unless they were given."""
@@ -154,17 +172,11 @@ class LocalInducing(Posterior):
         if self.form == "whitened":
             log_det = 2.0 * self.raw_factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # [P]
             return Gaussian(self.mean, linalg.lower_factor(self.raw_factor), log_det)
-        return pseudo_gaussian(site, self.pseudo_outputs, *self._precision())
-
-    def _precision(self) -> tuple[Tensor | None, Tensor | None]:
-        """The diagonal of the pseudo-outputs' precision, or the factor of a full one."""
-        if self.kind.startswith("full"):
-            return None, linalg.lower_factor(self.raw_factor)
-        return self.precision.value, None
+        return pseudo_gaussian(site, self.pseudo_outputs, *pseudo_precision(self, self.kind))
 
     def sample(self, site: Site, draw: Draw) -> Float[Tensor, "k p"]:
         """Draw `v` and report `log p(v) - log q(v)`."""
         q = self.marginal(site)
         if q is None:
-            return sample_given_pseudo(site, draw, self.pseudo_outputs, *self._precision())
+            return sample_given_pseudo(site, draw, self.pseudo_outputs, *pseudo_precision(self, self.kind))
         return q.sample(site, draw)

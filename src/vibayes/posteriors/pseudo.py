@@ -4,15 +4,100 @@ With `u = D v`, `v ~ N(0, I)`, and pseudo-outputs `y` of precision `Lambda = T T
 `q(v) = N(B^-1 D^T Lambda y, B^-1)`, `B = I + D^T Lambda D` (thesis, Eq. `eq:gi:Qw|v`).
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vibayes import linalg
 from vibayes.draw import Draw
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.parameters import Positive
 from vibayes.posteriors.base import Gaussian, Site
+from vibayes.posteriors.natural import NaturalSites
 
-__all__ = ["pseudo_gaussian", "sample_given_pseudo"]
+if TYPE_CHECKING:
+    from vibayes.layers.base import Layer
+    from vibayes.posteriors.global_inducing import GlobalInducing
+    from vibayes.posteriors.local_inducing import LocalInducing
+
+__all__ = [
+    "PRECISION_SCALE",
+    "check_precision",
+    "create_pseudo_outputs",
+    "pseudo_gaussian",
+    "pseudo_precision",
+    "sample_given_pseudo",
+]
+
+# How much faster than other parameters the log precision moves (thesis, appendix "Parameter scaling for Adam").
+PRECISION_SCALE = 3.0
+
+PRECISIONS = ("diagonal", "per_output", "full", "full_per_output", "natural")
+
+
+def check_precision(precision: str) -> None:
+    """Refuse precisions of pseudo-outputs that do not exist."""
+    if precision not in PRECISIONS:
+        names = ", ".join(f'"{name}"' for name in PRECISIONS[:-1])
+        raise ConfigurationError(f'precision must be {names} or "{PRECISIONS[-1]}", got {precision!r}.')
+
+
+def create_pseudo_outputs(
+    posterior: "GlobalInducing | LocalInducing",
+    layer: "Layer",
+    shape: tuple[int, ...],
+    kind: str,
+    outputs: Tensor | None,
+    log_precision: float | Tensor,
+    *,
+    scale: float = PRECISION_SCALE,
+) -> None:
+    """Give a posterior the parameters `pseudo_outputs` and `precision` or `raw_factor`, or its `NaturalSites`.
+
+    Args:
+        posterior: that gets them.
+        layer: it belongs to.
+        shape: of the pseudo-outputs, `[M, P]`, or `[M, P, height, width]` of images.
+        kind: of precision.
+        outputs: what they start at; standard normal if None.
+        log_precision: what the log precision starts at.
+        scale: how much faster than other parameters a diagonal log precision moves.
+    """
+    if outputs is not None and tuple(outputs.shape) != shape:
+        raise ShapeError(
+            f"pseudo_outputs of layer {layer.name!r} must be {list(shape)} (inducing rows, outputs); "
+            f"got {list(outputs.shape)}."
+        )
+    if kind.startswith("full") and len(shape) > 2:
+        raise ConfigurationError(
+            f"Layer {layer.name!r} gives images, and its precision cannot be full: it must not differ between the "
+            'places of an image. Use precision="diagonal", one value per inducing image.'
+        )
+    M, P = shape[:2]
+    dtype = torch.get_default_dtype()
+    start = torch.randn(shape) if outputs is None else outputs.detach().to(dtype, copy=True)
+    log_precision = torch.as_tensor(log_precision, dtype=dtype)
+    if kind == "natural":
+        posterior.add_module("natural", NaturalSites(layer, start, log_precision))
+        return
+    posterior.pseudo_outputs = nn.Parameter(start)
+    if kind.startswith("full"):
+        if log_precision.ndim > 1:
+            raise ShapeError(f'log_precision of a "{kind}" precision is one number or one per inducing row.')
+        factor = torch.diag_embed(0.5 * log_precision.expand(M))
+        posterior.raw_factor = nn.Parameter(factor if kind == "full" else factor.repeat(P, 1, 1))
+    else:
+        of = (P, M) if kind == "per_output" else (M,)
+        posterior.precision = Positive(log_precision.exp().expand(of).clone(), scale=scale)
+
+
+def pseudo_precision(posterior: "GlobalInducing | LocalInducing", kind: str) -> tuple[Tensor | None, Tensor | None]:
+    """The diagonal of the pseudo-outputs' precision, or the factor of a full one."""
+    if kind.startswith("full"):
+        return None, linalg.lower_factor(posterior.raw_factor)
+    return posterior.precision.value, None
 
 
 def sample_given_pseudo(

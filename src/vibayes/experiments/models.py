@@ -151,8 +151,11 @@ def _last(chosen: Mapping[str, Any]) -> str:
 
 
 def _hidden_outputs(chosen: Mapping[str, Any], inputs: torch.Tensor) -> torch.Tensor | None:
-    """Where pseudo-outputs of hidden layers start: at random, or with `hidden_outputs` at the inducing inputs
-    themselves (`"inputs"`), or at zero (`"zeros"`, with identity means the same)."""
+    """Where pseudo-outputs of hidden layers start: None for at random.
+
+    Or with `hidden_outputs` at the inducing inputs themselves (`"inputs"`), or at zero (`"zeros"`, with identity means
+    the same).
+    """
     starts = {"normal": None, "inputs": inputs, "zeros": torch.zeros_like(inputs)}
     return starts[check_name(chosen.get("hidden_outputs", "normal"), starts, "hidden_outputs option")]
 

@@ -10,7 +10,6 @@ from vibayes.errors import ConfigurationError
 from vibayes.experiments import bnn_linear, bnn_toy, cubic_hmc, reference
 from vibayes.experiments.bnn_models import FAMILIES, bnn_network
 from vibayes.experiments.catalogue import get
-from vibayes.experiments.choosing import train_best
 from vibayes.experiments.experiment import Experiment, merge
 from vibayes.experiments.models import build
 from vibayes.experiments.results import finished
@@ -93,23 +92,6 @@ def test_a_sweep_chooses_settings_by_the_bound(settings: Settings) -> None:
         assert result is not None
         assert any("chosen by its bound: lr 0.1, batch size" in event for event in result["events"])
         assert result["metrics"]["elbo_per_datapoint"] > -40.0
-
-
-def test_the_best_bound_is_kept_split_by_split(tmp_path: object) -> None:
-    experiment = small()
-    units = expand(experiment, Selection(models=["fac->gi"], priors=["NealPrior"]))
-    splits = [load_split(unit) for unit in units]
-    options = build(units[0].builder, splits[0], units[0].options, seed=0)[1]
-    choices = options.pop("choices")
-
-    def make() -> list[object]:
-        return [build(u.builder, s, u.options, seed=0)[0] for u, s in zip(units, splits, strict=True)]
-
-    models, histories = train_best(
-        make, splits, choices, checkpoint=tmp_path / "run", seed=[0, 1], chunk=None, progress=False, **options
-    )
-    assert len(models) == len(histories) == 2
-    assert all("lr" in history.events[-1] for history in histories)
 
 
 def test_the_toy_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

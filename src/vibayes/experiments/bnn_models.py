@@ -95,12 +95,11 @@ def _bnn(family: str) -> Builder:
 
     Options of the section `model`: `prior`, `scale_covariance` (the reading of ScalePrior), `hidden_layers`, `width`,
     `n_inducing` (None: all rows up to 10,000), `precision`, `log_noise` and `noise_scale`. Inducing inputs and the last
-    layer's pseudo-outputs start at the first training rows. Of the section `training`, `lr_choices` and
-    `batch_choices` are tried and the best bound is kept.
+    layer's pseudo-outputs start at the first training rows.
     """
 
     def builder(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
-        chosen, training = options["model"], options["training"]
+        chosen = options["model"]
         n_inducing = min(chosen.get("n_inducing") or _MOST_INDUCING, len(split.x_train))
         hidden = [int(chosen.get("width", 50))] * int(chosen.get("hidden_layers", 2))
         network = bnn_network(
@@ -113,16 +112,7 @@ def _bnn(family: str) -> Builder:
         )
         noise = Positive(math.exp(chosen.get("log_noise", -3.0)), scale=chosen.get("noise_scale", 10.0))
         model = bnn_model(family, split.x_train[:n_inducing].to(torch.get_default_dtype()), network, Gaussian(noise))
-        found = training_options(options, len(split.x_train))
-        choices = {
-            name: list(values)
-            for name, values in (
-                ("lr", training.get("lr_choices")),
-                ("batch_size", training.get("batch_choices")),
-            )
-            if values
-        }
-        return model, found | ({"choices": choices} if choices else {})
+        return model, training_options(options, len(split.x_train))
 
     return builder
 

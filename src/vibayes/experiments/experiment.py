@@ -30,7 +30,7 @@ _OPTIONAL = {
         "log_precision",
         "precision",
     ),
-    "training": ("lr_drops", "lr_factor", "lr_end", "lr_hold", "lr_warmup", "kl_warmup", "natural_rate"),
+    "training": ("lr_drops", "lr_factor", "lr_end", "lr_hold", "lr_warmup", "kl_warmup", "natural_rate", "starts"),
 }
 
 

@@ -265,7 +265,8 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
     the fraction `lr_hold` of all steps on, to that part of itself; with `lr_warmup`, a number of steps, it rises first.
     With `kl_warmup`, a number of steps, the KL weight rises linearly from 0 to `kl_weight` over the first of them; with
     `kl_rise`, a fraction, it starts at 0 and rises by that fraction of `kl_weight` after every `kl_epochs` epochs.
-    `augment` is a name in `AUGMENTATIONS`.
+    `augment` is a name in `AUGMENTATIONS`. What stands in `lr_choices` and `batch_choices`, and as many `starts`, are
+    tried, and the best bound is kept.
     """
     training = options["training"]
     steps = n_steps(training, n_data)
@@ -279,6 +280,7 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
         "natural_rate": training.get("natural_rate", 0.1),
         "log_every": training.get("log_every", 50),
         **_augmentation(training),
+        **_choices(training),
     }
 
 
@@ -300,6 +302,21 @@ def _kl_schedule(training: Mapping[str, Any], n_data: int) -> float | schedules.
         epoch = math.ceil(n_data / (training.get("batch_size") or n_data))
         return schedules.staircase(0.0, kl_rise * kl_weight, int(training.get("kl_epochs", 10)) * epoch, kl_weight)
     return schedules.linear(0.0, kl_weight, kl_warmup) if kl_warmup else float(kl_weight)
+
+
+def _choices(training: Mapping[str, Any]) -> dict[str, Any]:
+    """What training is tried with; see `choosing.train_best`."""
+    starts = training.get("starts", 1)
+    if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
+        raise ConfigurationError(f"The option starts is how many starts are tried, at least 1; got {starts!r}.")
+    tried = {
+        "lr": training.get("lr_choices"),
+        "batch_size": training.get("batch_choices"),
+        # far apart: the seed of a split is its number
+        "start": [1000 * k for k in range(starts)] if starts > 1 else None,
+    }
+    found = {name: list(values) for name, values in tried.items() if values}
+    return {"choices": found} if found else {}
 
 
 def _augmentation(training: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,23 +89,23 @@ def train_group(
         options["lr_schedule"] = _watched(as_schedule(options["lr_schedule"]), lambda step: watch(step, steps))
     else:
         options["lr_schedule"] = as_schedule(options["lr_schedule"])
-    choices: Mapping[str, Sequence[float]] | None = options.pop("choices", None)
+    choices: Mapping[str, Sequence[Any]] | None = options.pop("choices", None)
     options |= {"seed": seeds, "device": device, "progress": False, "chunk": chunk, "compile": compile}
     options |= {"checkpoint": checkpoint, "checkpoint_seconds": checkpoint_seconds}
     with _tuned_convolutions():
         if choices is None:
             histories = fit_many(models, [(split.x_train, split.y_train) for split in splits], **options)
         else:
-            models, histories = train_best(lambda: _built(units, splits, seeds), splits, choices, **options)
+            models, histories = train_best(partial(_built, units, splits, seeds), splits, choices, **options)
     if after is not None:
         for model, split in zip(models, splits, strict=True):
             after(model, split)
     return models, histories
 
 
-def _built(units: Sequence[Unit], splits: Sequence[Split], seeds: Sequence[int]) -> list[AnyModel]:
-    """The models of a group as they start."""
-    return [build(u.builder, split, u.options, s)[0] for u, split, s in zip(units, splits, seeds, strict=True)]
+def _built(units: Sequence[Unit], splits: Sequence[Split], seeds: Sequence[int], start: int) -> list[AnyModel]:
+    """The models of a group as they start, with `start` added to their seeds."""
+    return [build(u.builder, split, u.options, s + start)[0] for u, split, s in zip(units, splits, seeds, strict=True)]
 
 
 @contextmanager

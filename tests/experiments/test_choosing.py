@@ -1,0 +1,77 @@
+"""Settings and starts that are chosen by the bound they reach."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vibayes.errors import ConfigurationError
+from vibayes.experiments.catalogue import get
+from vibayes.experiments.choosing import train_best
+from vibayes.experiments.experiment import Experiment, Unit, merge
+from vibayes.experiments.models import build
+from vibayes.experiments.results import finished
+from vibayes.experiments.runner import Settings, run_sweep
+from vibayes.experiments.sweep import Selection, expand
+from vibayes.experiments.training import load_split
+
+
+def small() -> Experiment:
+    """Deep kernel learning, whose bound has no noise, on few rows of a data set that needs no file."""
+    pytest.importorskip("sklearn")
+    experiment = get("dkl-uci")
+    changes = {
+        "data": {"n_train": 30, "n_test": 10},
+        "model": {"n_inducing": 6, "widths": [5, 3]},
+        "training": {"batch_size": 30},
+    }
+    options = merge(experiment.options, changes)
+    return dataclasses.replace(experiment, datasets=("diabetes",), splits={"diabetes": (0, 1)}, options=options)
+
+
+def units_of(**changes: Any) -> list[Unit]:
+    return expand(small(), Selection(models=["SVDKL"], steps=20, changes=changes))
+
+
+def bounds(choices: dict[str, list[Any]], where: Path) -> list[list[float]]:
+    units = units_of()
+    splits = [load_split(unit) for unit in units]
+    options = build(units[0].builder, splits[0], units[0].options, seed=0)[1]
+
+    def make(start: int) -> list[Any]:
+        return [build(u.builder, s, u.options, seed=start)[0] for u, s in zip(units, splits, strict=True)]
+
+    how = {**options, "log_every": 5, "checkpoint": where, "seed": [0, 1], "chunk": None, "progress": False}
+    models, histories = train_best(make, splits, choices, **how)
+    assert len(models) == len(histories) == 2
+    assert all(history.events[-1].startswith("chosen by its bound: lr") for history in histories)
+    return [history.per_datapoint for history in histories]
+
+
+@pytest.mark.parametrize(("name", "values"), [("lr", [0.02, 1e-4]), ("start", [0, 1000]), ("batch_size", [30, 10])])
+def test_the_best_bound_is_kept_split_by_split(name: str, values: list[Any], tmp_path: Path) -> None:
+    alone = [bounds({name: [value]}, tmp_path / str(value)) for value in values]
+    both = bounds({name: values}, tmp_path / "both")
+    assert alone[0] != alone[1]
+    for split in range(2):
+        best = max((tried[split] for tried in alone), key=lambda found: sum(found) / len(found))
+        torch.testing.assert_close(torch.tensor(both[split]), torch.tensor(best), rtol=1e-6, atol=1e-6)
+
+
+def test_a_sweep_tries_starts(settings: Settings) -> None:
+    units = units_of(starts=2)
+    assert run_sweep(units, settings).ok
+    for unit in units:
+        result = finished(settings.out, unit)
+        assert result is not None
+        assert any(", start " in event for event in result["events"])
+        assert result["options"]["training"]["starts"] == 2
+
+
+@pytest.mark.parametrize("starts", [0, -1, 1.5, True])
+def test_numbers_of_starts_that_are_none_are_refused(starts: Any) -> None:
+    (unit, _) = units_of(starts=starts)
+    with pytest.raises(ConfigurationError, match="starts is how many"):
+        build(unit.builder, load_split(unit), unit.options, 0)

@@ -83,12 +83,8 @@ def _numbers(numbers: list[dict[str, Any]]) -> str:
 
 
 def _only_ours(text: str) -> str:
-    """Leave out lines of tables, and tables, without a number of ours; the text says how many there are."""
-    kept = []
-    for part in re.split(r"(?m)^(?=### )", text):
-        lines = [line for line in part.splitlines() if not re.search(r"\| - \|[^|]*\| - \| - \| - \|$", line)]
-        if any(re.match(r"\| (?!---|dataset|model|depth|metric)", line) for line in lines) or not part.startswith(
-            "### "
-        ):
-            kept.append(re.sub(r"^### (.+)$", r"### `\1`", "\n".join(lines), flags=re.M))
-    return "\n\n".join(kept).replace(" ± ", "\u00a0±\u00a0")  # a number stays on one line
+    """Leave out tables without a number of ours; the others say how many have none."""
+    parts = re.split(r"(?m)^(?=### )", text.replace("; --all shows them.", "."))
+    kept = [part for part in parts if "\n| --- |" in part or not part.startswith("### ")]
+    named = re.sub(r"(?m)^### (.+)$", r"### `\1`", "\n\n".join(kept))
+    return named.replace(" ± ", "\u00a0±\u00a0")  # a number stays on one line

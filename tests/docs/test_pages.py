@@ -99,13 +99,12 @@ def test_the_results_page_has_our_numbers_only() -> None:
         "### tab:a\n\n| dataset | model | metric | ours | thesis | difference | splits | verdict |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
         "| boston | SVGP | loss | 0.4 | 0.5 | -0.1 | 20 | better |\n"
-        "| boston | DKL | loss | - | 0.5 | - | - | - |\n\n1 of 2 numbers have no result of ours.\n\n"
-        "### tab:b\n\n| dataset | model | metric | ours | thesis | difference | splits | verdict |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- |\n| boston | DKL | loss | - | 0.5 | - | - | - |\n"
+        "\n1 of 2 numbers have no result of ours; --all shows them.\n\n"
+        "### tab:b\n\n3 of 3 numbers have no result of ours; --all shows them.\n"
     )
     kept = hooks._only_ours(text)
     assert "| boston | SVGP | loss | 0.4 |" in kept
-    assert "DKL" not in kept
-    assert "1 of 2 numbers" in kept
+    assert "tab:b" not in kept
+    assert "1 of 2 numbers have no result of ours." in kept
     assert "`tab:a`" in kept
     assert "tab:b" not in kept

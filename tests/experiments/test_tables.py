@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,7 +124,44 @@ def test_other_options_do_not_count(boston: Path) -> None:
     assert row.ours is None
     text = commands.table("dkl-uci", Selection(datasets=["boston"], steps=7), out=boston)
     assert "results with other options" in text
-    assert "(4 runs)" in text
+    assert "`no change`: boston SVGP (4 runs)" in text
+
+
+def test_results_with_other_options_say_how_to_see_them(tmp_path: Path) -> None:
+    changes = {"lr": 0.5, "lengthscale": 2.0, "lr_drops": [0.1, 0.2], "dtype": "float32"}
+    chosen = Selection(datasets=["boston", "energy"], models=["SVGP"], splits="0-1", changes=changes)
+    for unit in expand(catalogue.get("dkl-uci"), chosen):
+        put(tmp_path, unit, loss=1.0)
+    text = commands.table("dkl-uci", Selection(models=["SVGP"]), out=tmp_path)
+    line = next(line for line in text.splitlines() if line.startswith("- `"))
+    assert line.endswith("boston SVGP (2 runs), energy SVGP (2 runs)")
+    flags = shlex.split(line.split("`")[1])
+    assert flags[::2] == ["--set"] * 4
+    again = commands.select(models=["SVGP"], changes=flags[1::2])
+    found = commands.table("dkl-uci", again, out=tmp_path)
+    assert "other options" not in found
+    assert "| boston | SVGP | loss | 1.000 ± 0.000 |" in found
+    only = commands.table("dkl-uci", Selection(datasets=["energy"], models=["SVGP"]), out=tmp_path)
+    assert "`: energy SVGP (2 runs)" in only
+    unit = expand(catalogue.get("dkl-uci"), chosen)[0]
+    (tmp_path / unit.path).write_text("{")  # one that is damaged stands for nothing
+    assert "boston SVGP" not in commands.table("dkl-uci", Selection(models=["SVGP"]), out=tmp_path)
+
+
+def test_rows_without_results_are_shown_on_request(boston: Path) -> None:
+    chosen = Selection(datasets=["boston"])
+    text = commands.table("dkl-uci", chosen, out=boston)
+    assert "| SVGP |" in text
+    assert "| - |" not in text
+    assert "have no result of ours; --all shows them." in text
+    everything = commands.table("dkl-uci", chosen, out=boston, everything=True)
+    assert "| boston | DKL | lml_per_datapoint | - |" in everything
+    assert "have no result of ours.\n" in everything
+    none = commands.table("dkl-uci", chosen, out=boston / "none")
+    assert "| --- |" not in none
+    assert json.loads(commands.table("dkl-uci", chosen, out=boston, form="json")) == json.loads(
+        commands.table("dkl-uci", chosen, out=boston, form="json", everything=True)
+    )
 
 
 def test_a_corrupt_file_is_left_out(boston: Path) -> None:
@@ -148,11 +186,11 @@ def test_quoted_and_misprinted_numbers_are_marked() -> None:
     quoted = [row for row in rows if row["table"] == "tab:dwp:uci_lls" and row["model"] == "DIWP"]
     assert quoted
     assert all(reference.is_quoted(row) for row in quoted)
-    text = commands.table("dwp-uci", Selection(), out=Path("nowhere"))
+    text = commands.table("dwp-uci", Selection(), out=Path("nowhere"), everything=True)
     assert "(quoted)" in text
     wine = next(row for row in rows if row["note"].startswith("misprint"))
     assert summarise(wine, [0.63, 0.64]).verdict == ""
-    assert "(misprint)" in render({"t": [Row(wine)]})
+    assert "(misprint)" in render({"t": [Row(wine)]}, everything=True)
 
 
 def test_markdown_says_it_all(boston: Path) -> None:

@@ -108,6 +108,7 @@ def table(
     name: Name,
     out: Out = commands.DEFAULT_OUT,
     form: Annotated[str, typer.Option("--format", help="md, csv or json.")] = "md",
+    everything: Annotated[bool, typer.Option("--all", help="Rows without a result of ours, too.")] = False,
     datasets: Datasets = None,
     models: Models = None,
     depths: Depths = None,
@@ -122,7 +123,7 @@ def table(
         datasets=datasets, models=models, depths=depths, priors=priors, splits=splits, steps=steps, dtype=dtype,
         changes=changes,
     )  # fmt: skip
-    print(commands.table(name, chosen, out=out, form=form), end="")
+    print(commands.table(name, chosen, out=out, form=form, everything=everything), end="")
 
 
 @bench.command()

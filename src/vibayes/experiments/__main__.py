@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     draw.add_argument("--out", type=Path, default=commands.DEFAULT_OUT, help="folder of results (%(default)s)")
     table = actions.add_parser("table", parents=[chosen], help="ours beside the thesis's")
     table.add_argument("--format", dest="form", default="md", help=", ".join(FORMATS))
+    table.add_argument("--all", dest="everything", action="store_true", help="rows without a result of ours, too")
     report = actions.add_parser("report", help="one HTML page with everything")
     report.add_argument("names", nargs="*", help="experiments; all that have results by default")
     report.add_argument("--results", type=Path, default=commands.DEFAULT_OUT, help="folder of results (%(default)s)")

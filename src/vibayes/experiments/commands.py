@@ -1,22 +1,24 @@
 """The commands of the benchmark system, for both front ends: `vibayes bench` and `python -m vibayes.experiments`."""
 
 import json
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from vibayes import datasets as data_sets
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments import catalogue
 from vibayes.experiments.display import duration, steps_of
 from vibayes.experiments.executors import make_executor
-from vibayes.experiments.experiment import Experiment, Unit
+from vibayes.experiments.experiment import Experiment, Unit, option_changes
 from vibayes.experiments.figures import compare_figures, read_figures, run_figures
 from vibayes.experiments.names import check_name
 from vibayes.experiments.report import Section, page
-from vibayes.experiments.results import finished, write_file
+from vibayes.experiments.results import finished, read_result, write_file
 from vibayes.experiments.runner import Settings, Summary, run_sweep
 from vibayes.experiments.sweep import Selection, by_family, expand
 from vibayes.experiments.tables import FORMATS, compare, render, require_tables
@@ -49,6 +51,15 @@ def typed_value(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text.strip()
+
+
+def typed_text(value: Any) -> str:
+    """How an option's value is typed, so that `typed_value` gives it back.
+
+    >>> typed_text([0.5]), typed_text(None), typed_text("greedy")
+    ('[0.5]', 'null', 'greedy')
+    """
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def select(
@@ -172,31 +183,53 @@ def _conclude(summary: Summary, name: str, out: Path) -> None:
         print(f"See: vibayes bench table {name} --out {out}")
 
 
-def table(name: str, selection: Selection, *, out: Path = DEFAULT_OUT, form: str = "md") -> str:
-    """The experiment's tables as text."""
+def table(
+    name: str, selection: Selection, *, out: Path = DEFAULT_OUT, form: str = "md", everything: bool = False
+) -> str:
+    """The experiment's tables as text; `everything` adds the rows without a result of ours."""
     check_name(form, FORMATS, "format")
     experiment = catalogue.get(name)
     require_tables(experiment)
     if experiment.script:
-        return render(compare_figures(experiment, out), form)
+        return render(compare_figures(experiment, out), form, everything=everything)
     units = [] if experiment.needs else expand(experiment, selection)
     models = None if selection.models is None else sorted({unit.model for unit in units})
-    text = render(compare(experiment, units, out, models), form)
-    others = _other_options(experiment, units, out)
+    text = render(compare(experiment, units, out, models), form, everything=everything)
+    others = _other_options(experiment, selection, units, out)
     if form == "md" and others:
-        text += "\nThere are results with other options too; change the same options to see them:\n"
+        text += "\nThere are results with other options too; these show them:\n"
         text += "".join(f"- {line}\n" for line in others)
     return text
 
 
-def _other_options(experiment: Experiment, units: Sequence[Unit], out: Path) -> list[str]:
+def _other_options(experiment: Experiment, selection: Selection, units: Sequence[Unit], out: Path) -> list[str]:
+    """The selected runs' results with options that the table does not show: how to see them, and what they are of."""
     shown = {str(unit.family) for unit in units}
-    folders = sorted({p.parent for p in (out / experiment.name).glob("*/*/split-*.json")})
-    return [
-        f"{folder.relative_to(out).as_posix()} ({len(list(folder.glob('split-*.json')))} runs)"
-        for folder in folders
-        if folder.relative_to(out).as_posix() not in shown and folder.parent.name in {u.dataset for u in units}
-    ]
+    own = {_kind(u.dataset, u.model, u.options): u for u in expand(experiment, _unchanged(selection))}
+    found: dict[str, list[str]] = {}
+    for folder in sorted({p.parent for p in (out / experiment.name).glob("*/*/split-*.json")}):
+        files = sorted(folder.glob("split-*.json"))
+        if folder.relative_to(out).as_posix() in shown:
+            continue
+        try:
+            result = read_result(files[0])
+        except DataError:  # named where it would be used
+            continue
+        unit = own.get(_kind(result["dataset"], result["model"], result["options"]))
+        if unit is not None:
+            changes = option_changes(unit.options, result["options"])
+            flags = [f"--set {shlex.quote(f'{key}={typed_text(value)}')}" for key, value in changes.items()]
+            found.setdefault(" ".join(flags) or "no change", []).append(f"{unit.title} ({len(files)} runs)")
+    return [f"`{flags}`: {', '.join(titles)}" for flags, titles in found.items()]
+
+
+def _unchanged(selection: Selection) -> Selection:
+    return replace(selection, steps=None, dtype=None, changes={})
+
+
+def _kind(dataset: str, model: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What stays when options change: what a row of a table is about."""
+    return dataset, model, options["model"].get("depth"), options["model"].get("prior")
 
 
 def report(names: Sequence[str] | None, *, out: Path = DEFAULT_OUT, file: Path = Path("report.html")) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 from vibayes.errors import ConfigurationError
 from vibayes.experiments.names import check_name
 
-__all__ = ["Experiment", "ModelSpec", "Unit", "merge", "override"]
+__all__ = ["Experiment", "ModelSpec", "Unit", "merge", "option_changes", "override"]
 
 Options = Mapping[str, Any]
 
@@ -227,6 +227,33 @@ def override(options: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
         kept = {k: v for k, v in options[section].items() if k != leaf}
         return {**options, section: kept}
     return merge(options, {section: {leaf: value}} if section else {leaf: value})
+
+
+def option_changes(options: Options, others: Options) -> dict[str, Any]:
+    """The changes, as `override` takes them, that make other options of the first ones.
+
+    >>> option_changes({"training": {"lr": 0.1, "kl_warmup": 10}}, {"training": {"lr": 0.2}})
+    {'lr': 0.2, 'kl_warmup': None}
+    """
+    before, after = _flat(options), _flat(others)
+    leaves = [leaf for _, leaf in {**before, **after}]
+    found = {}
+    for section, leaf in {**before, **after}:
+        new = after.get((section, leaf))
+        if (section, leaf) not in after or (section, leaf) not in before or before[section, leaf] != new:
+            found[leaf if leaves.count(leaf) == 1 or not section else f"{section}.{leaf}"] = new
+    return found
+
+
+def _flat(options: Options) -> dict[tuple[str, str], Any]:
+    """Options by section and name; those in no section have the section `""`."""
+    found: dict[tuple[str, str], Any] = {}
+    for name, part in options.items():
+        if isinstance(part, Mapping):
+            found |= {(name, leaf): value for leaf, value in part.items()}
+        else:
+            found["", name] = part
+    return found
 
 
 def _slug(text: str) -> str:

@@ -161,14 +161,20 @@ def summarise(printed: Mapping[str, str], values: Sequence[float], n_diverged: i
 # -- formats ----------------------------------------------------------------------------------------------------
 
 
-def render(tables: Mapping[str, Sequence[Row]], form: str = "md") -> str:
-    """Tables as text: Markdown, CSV or JSON."""
+def render(tables: Mapping[str, Sequence[Row]], form: str = "md", *, everything: bool = False) -> str:
+    """Tables as text: Markdown, CSV or JSON.
+
+    Args:
+        tables: rows by the name of their table.
+        form: one of `FORMATS`.
+        everything: whether Markdown has the rows without a number of ours, too; the other formats always do.
+    """
     check_name(form, FORMATS, "format")
     if form == "csv":
         return _csv(tables)
     if form == "json":
         return json.dumps([_record(row) for rows in tables.values() for row in rows], indent=1)
-    return "\n".join(_markdown(name, rows) for name, rows in tables.items())
+    return "\n".join(_markdown(name, rows, everything) for name, rows in tables.items())
 
 
 def _record(row: Row) -> dict[str, Any]:
@@ -208,16 +214,21 @@ def _csv(tables: Mapping[str, Sequence[Row]]) -> str:
     return text.getvalue()
 
 
-def _markdown(name: str, rows: Sequence[Row]) -> str:
+def _markdown(name: str, rows: Sequence[Row], everything: bool) -> str:
     keys = telling_columns(rows, keep=("dataset", "model"))
     header = [*keys, "metric", "ours", "thesis", "difference", "splits", "verdict"]
-    lines = [f"### {name}", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    for row in rows:
+    shown = rows if everything else [row for row in rows if row.ours is not None]
+    lines = [f"### {name}", ""]
+    if shown:
+        lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    for row in shown:
         cells = [*(row.printed.get(key, "") for key in keys), row.printed["metric"], *cells_of(row)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     missing = sum(row.ours is None for row in rows)
     if missing:
-        lines += ["", f"{missing} of {len(rows)} numbers have no result of ours."]
+        said = f"{missing} of {len(rows)} numbers have no result of ours"
+        lines += [""] if shown else []
+        lines += [f"{said}." if everything else f"{said}; --all shows them."]
     return "\n".join(lines) + "\n"
 
 

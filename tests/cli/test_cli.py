@@ -99,10 +99,10 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr.startswith("interrupted")
 
 
-def test_interrupt_of_the_real_program(tmp_path: Path) -> None:
+def test_interrupt_of_the_real_program(tmp_path: Path, interruptible: str) -> None:
     """Control-C before anything is trained: a short message, 130, and no half-written result."""
     program = subprocess.Popen(
-        [sys.executable, "-u", "-c", "from vibayes.cli import main; main()", "demo", "--out", str(tmp_path)],
+        [sys.executable, "-u", "-c", interruptible, "demo", "--out", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

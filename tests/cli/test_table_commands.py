@@ -197,11 +197,11 @@ def test_usage_errors_and_help(tmp_path: Path) -> None:
     assert "--install-completion" in run("--help").output
 
 
-def test_interrupt_of_the_real_program(tmp_path: Path) -> None:
+def test_interrupt_of_the_real_program(tmp_path: Path, interruptible: str) -> None:
     """Control-C in the middle: the results so far are written, and the exit code is 130."""
     frame(200).to_csv(tmp_path / "t.csv", index=False)
     program = subprocess.Popen(
-        [sys.executable, "-u", "-c", "from vibayes.cli import main; main()", "compare", str(tmp_path / "t.csv"),
+        [sys.executable, "-u", "-c", interruptible, "compare", str(tmp_path / "t.csv"),
          "-t", "y", "--seeds", "1", "--models", "gp,bnn-mean-field", "--budget", "30", "--out", str(tmp_path / "out")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ, COLUMNS="80"),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Data rows given inducing values: the two products with `A = L^-1 Kit` that GP layers are made of.
 
 Both have backward passes of their own, which read and write the M x N matrices as seldom as possible. Products with few
-columns are written as those of their transposes, with few rows: for the same numbers a CPU takes two thirds of the time.
+columns are written as those of their transposes, with few rows: a CPU takes two thirds of the time for them.
 """
 
 from typing import Any

@@ -17,6 +17,7 @@ from vibayes.experiments.results import finished
 from vibayes.experiments.runner import Settings, run_sweep
 from vibayes.experiments.sweep import Selection, expand
 from vibayes.experiments.training import load_split, measure
+from vibayes.inducing import choose_inducing
 from vibayes.layers import InverseWishartProcess
 from vibayes.means import IdentityMean, ZeroMean
 from vibayes.model import Model
@@ -213,8 +214,9 @@ def test_local_inducing_points_start_among_the_rows_or_as_in_the_thesis() -> Non
     network, _, split = built(first_unit("dgp-uci", "local inducing"))
     network.initialize(split.x_train, split.y_train)
     *hidden, _ = network.layers.values()
-    apart = torch.cdist(hidden[0].posterior.inputs, split.x_train).min(1).values
-    assert apart.min() < 1e-6  # a centre of one row
+    torch.testing.assert_close(hidden[0].posterior.inputs, choose_inducing(split.x_train, 8, "kmeans"))
+    with pytest.raises(ConfigurationError, match='hidden_outputs="zeros"'):
+        built(first_unit("dgp-uci", "local inducing", hidden_outputs="inputs"))
     thesis = {"local_inputs": None, "hidden_outputs": None, "log_precision": None, "precision": None, "last": None}
     network, _, split = built(first_unit("dgp-uci", "local inducing", **thesis))
     hidden, last = network.layers.values()

@@ -56,10 +56,11 @@ def typed_value(text: str) -> Any:
 def typed_text(value: Any) -> str:
     """How an option's value is typed, so that `typed_value` gives it back.
 
-    >>> typed_text([0.5]), typed_text(None), typed_text("greedy")
-    ('[0.5]', 'null', 'greedy')
+    >>> typed_text([0.5]), typed_text(None), typed_text("greedy"), typed_text("1")
+    ('[0.5]', 'null', 'greedy', '"1"')
     """
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    plain = isinstance(value, str) and typed_value(value) == value
+    return value if plain else json.dumps(value, separators=(",", ":"))
 
 
 def select(
@@ -195,8 +196,8 @@ def table(
     units = [] if experiment.needs else expand(experiment, selection)
     models = None if selection.models is None else sorted({unit.model for unit in units})
     text = render(compare(experiment, units, out, models), form, everything=everything)
-    others = _other_options(experiment, selection, units, out)
-    if form == "md" and others:
+    others = _other_options(experiment, selection, units, out) if form == "md" and units else []
+    if others:
         text += "\nThere are results with other options too; these show them:\n"
         text += "".join(f"- {line}\n" for line in others)
     return text
@@ -229,7 +230,8 @@ def _unchanged(selection: Selection) -> Selection:
 
 def _kind(dataset: str, model: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
     """What stays when options change: what a row of a table is about."""
-    return dataset, model, options["model"].get("depth"), options["model"].get("prior")
+    chosen = options.get("model", {})
+    return dataset, model, chosen.get("depth"), chosen.get("prior")
 
 
 def report(names: Sequence[str] | None, *, out: Path = DEFAULT_OUT, file: Path = Path("report.html")) -> Path:

@@ -236,13 +236,14 @@ def option_changes(options: Options, others: Options) -> dict[str, Any]:
     {'lr': 0.2, 'kl_warmup': None}
     """
     before, after = _flat(options), _flat(others)
-    leaves = [leaf for _, leaf in {**before, **after}]
-    found = {}
-    for section, leaf in {**before, **after}:
-        new = after.get((section, leaf))
-        if (section, leaf) not in after or (section, leaf) not in before or before[section, leaf] != new:
-            found[leaf if leaves.count(leaf) == 1 or not section else f"{section}.{leaf}"] = new
-    return found
+    places = {**before, **after}
+    leaves = [leaf for _, leaf in places]
+    missing = object()
+    return {
+        leaf if leaves.count(leaf) == 1 or not section else f"{section}.{leaf}": after.get((section, leaf))
+        for section, leaf in places
+        if before.get((section, leaf), missing) != after.get((section, leaf), missing)
+    }
 
 
 def _flat(options: Options) -> dict[tuple[str, str], Any]:

@@ -191,6 +191,8 @@ def _local(chosen: Mapping[str, Any], split: Split, n_inducing: int, last: bool)
     """
     inputs = torch.randn(n_inducing, split.x_train.shape[1])
     at = check_name(chosen.get("local_inputs", "normal"), ("normal", "kmeans"), "local_inputs option")
+    if at == "kmeans" and chosen.get("hidden_outputs") == "inputs":
+        raise ConfigurationError('With local_inputs="kmeans" the inputs are not known yet: hidden_outputs="zeros".')
     return LocalInducing(
         n_inducing,
         form="pseudo",

@@ -4,6 +4,7 @@ import math
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -208,7 +209,12 @@ def test_a_killed_image_pipeline_goes_on(
 def test_image_figures_stand_for_the_tables() -> None:
     labels = {label for label, _ in dkl_images._figures().values()}
     assert labels == {"tab:dkl:batch", "tab:dkl:batch_da", "tab:dkl:fd_age", "tab:dkl:fd_cifar"}
-    assert len(dkl_images.FIGURES) == 13
+    assert len(dkl_images.FIGURES) == 24
+    short = dkl_images.FIGURES["utkface-q2-short"]
+    assert isinstance(short, partial)
+    assert short.keywords == {
+        "dataset": "utkface", "q": 2, "batches": (100,), "epochs": 0.125, "methods": ("NN", "fSVDKL", "pSVDKL"),
+    }  # fmt: skip
 
 
 def test_the_mnist_pipeline() -> None:

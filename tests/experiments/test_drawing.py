@@ -44,6 +44,31 @@ def test_results_of_figures_stay_beside_one_another(tmp_path: Path) -> None:
     assert list(drawing().run(tmp_path, figures=["first"])["figures"]) == ["first"]
 
 
+def test_labels_stand_for_all_their_figures_and_some_are_drawn_on_request_only(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    several = dataclasses.replace(
+        drawing(),
+        figures={"first": line, "second": line, "third": line, "second-short": line},
+        labels={"first": "fig:a", "second": "fig:b", "third": "fig:b", "second-short": "fig:b"},
+        paint={name: drawing().paint["first"] for name in ("first", "second", "third", "second-short")},
+        on_request=("second-short",),
+    )
+    assert list(several.run(tmp_path / "all")["figures"]) == ["first", "second", "third"]
+    assert list(several.run(tmp_path / "label", figures=["fig:b"])["figures"]) == ["second", "third"]
+    assert list(several.run(tmp_path / "short", figures=["second-short"])["figures"]) == ["second-short"]
+    with pytest.raises(ConfigurationError, match="Did you mean 'second'"):
+        several.run(tmp_path / "none", figures=["secund"])
+
+
+def test_every_figure_says_how_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(sys, "argv", ["vibayes", "bench", "run", "lines"])
+    entry = drawing().run(tmp_path, figures=["first"])["figures"]["first"]
+    assert entry["command"] == "vibayes bench run lines"
+    assert entry["hardware"]["cores"] >= 1
+    assert {"version", "commit", "seed", "seconds"} <= set(entry)
+
+
 def test_drawing_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     seen = importlib.util.find_spec

@@ -2,10 +2,12 @@
 
 Every "figure" is one data set: a network is trained, a GP is fitted on its frozen features, and then the network's
 weights are sampled by SGLD, under the network's own output and under the GP. One fixed split serves all stages.
+Each has a short version with an eighth of the epochs: `utkface-short`.
 """
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch.distributions import Distribution, Normal
 from vibayes import metrics, plotting
 from vibayes._figures import label_axes, new_figure
 from vibayes.datasets import Split
-from vibayes.experiments.dkl_images import BASE_BATCH, EPOCHS, N_INDUCING, _device, _features, _load
+from vibayes.experiments.dkl_images import BASE_BATCH, EPOCHS, N_INDUCING, SHORT, _device, _features, _load
 from vibayes.experiments.dkl_pipeline import Pipeline, Stage, measure
 from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.record import Number, Result, Statement
@@ -42,6 +44,7 @@ def sgld(
     width: int = 64,
     epochs: float = 1.0,
     n_inducing: int = N_INDUCING,
+    checkpoint: Path | None = None,
 ) -> Result:
     """One data set: NN and SVDKL before and after their network's weights were sampled.
 
@@ -53,6 +56,7 @@ def sgld(
         width: channels of the first block.
         epochs: factor of the thesis's epochs, for shorter runs; such results are marked as reduced.
         n_inducing: inducing points.
+        checkpoint: beginning of the files' names from which a run goes on that was killed before it sampled.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -68,6 +72,8 @@ def sgld(
             weight_decay=DECAY[dataset],
             device=_device(),
             seed=seed,
+            checkpoint=checkpoint,
+            progress=True,
         )
         network = pipeline.plain(BASE_BATCH)
         deep = pipeline.frozen(network, BASE_BATCH)
@@ -147,7 +153,7 @@ def _sample(model: Model, data: Split, dataset: str, epochs: float, seed: int) -
         every=every,
         priors={"network.*": prior, **flat},
         seed=seed,
-        progress=False,
+        progress=True,
     )
 
 
@@ -166,5 +172,13 @@ def _measure(chains: Chains, data: Split) -> dict[str, float]:
     }
 
 
-FIGURES = {name: partial(sgld, dataset=name) for name in LR}
-run = Drawing("dkl-sgld", FIGURES, {name: "tab:dkl:sgld" for name in FIGURES}, {name: name for name in FIGURES}).run
+_SHORT = {f"{name}-short": partial(sgld, dataset=name, epochs=SHORT) for name in LR}
+FIGURES = {name: partial(sgld, dataset=name) for name in LR} | _SHORT
+run = Drawing(
+    "dkl-sgld",
+    FIGURES,
+    {name: "tab:dkl:sgld" for name in FIGURES},
+    {name: name.split("-")[0] for name in FIGURES},
+    resumable=tuple(FIGURES),
+    on_request=tuple(_SHORT),
+).run

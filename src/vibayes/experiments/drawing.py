@@ -47,6 +47,7 @@ class Drawing:
         paint: functions that draw a figure from the arrays of its result.
         resumable: figures whose functions take `checkpoint=`, a file from which they go on when a run was killed, or
             the beginning of the names of several.
+        on_request: figures that are drawn only when they are asked for by name.
     """
 
     experiment: str
@@ -55,6 +56,7 @@ class Drawing:
     files: Mapping[str, str] = field(default_factory=dict)
     paint: Mapping[str, Paint] = field(default_factory=dict)
     resumable: Sequence[str] = ()
+    on_request: Sequence[str] = ()
 
     def run(
         self,
@@ -71,7 +73,7 @@ class Drawing:
 
         Args:
             out: the folder.
-            figures: names or labels; all when None.
+            figures: names, or labels of the thesis, which may stand for several; all when None.
             seed: of what is drawn at random. Toy data have their own.
             report: called after every figure with its name and its entry of the result file.
 
@@ -100,7 +102,8 @@ class Drawing:
                     result = self.figures[name](seed, **options)
                     entry["file"] = self._picture(name, result, folder)
                 entry.update(result.to_dict())
-            entry.update(seed=seed, commit=origin["commit"], seconds=round(time.monotonic() - start, 3))
+            made = {key: origin[key] for key in ("version", "commit", "command", "hardware")}  # others' may differ
+            entry.update(seed=seed, seconds=round(time.monotonic() - start, 3), **made)
             found = {
                 "experiment": self.experiment,
                 **origin,
@@ -147,9 +150,11 @@ class Drawing:
         return drawn
 
     def _chosen(self, figures: Sequence[str] | None) -> list[str]:
-        by_label = {self.labels[name]: name for name in self.figures}
-        short = None if figures is None else [by_label.get(figure, figure) for figure in figures]
-        return pick(short, self.figures, "figure")
+        usual = [name for name in self.figures if name not in self.on_request]
+        if figures is None:
+            return usual
+        named = [[name for name in usual if self.labels[name] == figure] or [figure] for figure in figures]
+        return pick([name for names in named for name in names], self.figures, "figure")
 
     def _picture(self, name: str, result: Result, folder: Path) -> str | None:
         """The name of the figure's file; None where it cannot be drawn here and its arrays are kept instead."""

@@ -31,7 +31,7 @@ def kernel_matrix(n: int, jitter: float = 1e-6) -> Tensor:
 @pytest.mark.parametrize("n", [1, 7, 16, 17, 100, 128, 129, 300])
 def test_factor_and_inverse(n: int, device: str) -> None:
     K = spd(n, 3, device=device)
-    L, inverse, log_det, info = factorize(K)
+    L, inverse, log_det, info, _ = factorize(K)
     assert info.tolist() == [0, 0, 0]
     torch.testing.assert_close(log_det, torch.logdet(K))
     eye = torch.eye(n, device=device)
@@ -53,7 +53,7 @@ def test_only_the_lower_triangle_is_read(device: str) -> None:
 def test_a_failure_is_reported_and_spares_the_others(n: int, value: float, device: str) -> None:
     K = spd(n, 3, device=device)
     K[1, n - 2, n - 2] = value
-    L, inverse, log_det, info = factorize(K)
+    L, inverse, log_det, info, _ = factorize(K)
     assert torch.isnan(log_det).tolist() == [False, True, False]
     assert (info != 0).tolist() == [False, True, False]
     assert torch.isnan(L[1]).all()
@@ -66,7 +66,7 @@ def test_a_failure_is_reported_and_spares_the_others(n: int, value: float, devic
 def test_float32_loses_nothing_inside(n: int, device: str) -> None:
     """A float32 matrix is factorized in float64: only its own rounding and that of the result remain."""
     K = kernel_matrix(n, 1e-4).float().to(device)
-    L, inverse, _, info = factorize(K)
+    L, inverse, _, info, _ = factorize(K)
     exact = torch.linalg.cholesky(K.double())
     assert L.dtype == torch.float32
     assert int(info) == 0
@@ -81,7 +81,7 @@ def test_float32_loses_nothing_inside(n: int, device: str) -> None:
 def test_products_with_the_inverse_err_no_more_than_solves(device: str) -> None:
     K = kernel_matrix(100).to(device)
     B = torch.randn(100, 20, device=device)
-    L, inverse, _, _ = factorize(K)
+    L, inverse, _, _, _ = factorize(K)
     residual = (L @ (inverse @ B) - B).norm()
     assert residual < 10 * (L @ linalg.solve_lower(L, B) - B).norm() + 1e-12 * B.norm()
 
@@ -91,7 +91,7 @@ def test_gradients(n: int) -> None:
     base, W, V = spd(n, 2).requires_grad_(), torch.randn(2, n, n), torch.randn(2, n, n)
 
     def ours(base: Tensor) -> Tensor:
-        L, inverse, log_det, _ = factorize(0.5 * (base + base.mT))
+        L, inverse, log_det, _, _ = factorize(0.5 * (base + base.mT))
         return (W * L).sum() + (V * inverse).sin().sum() + log_det.square().sum()
 
     def plain(base: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def test_the_operator_is_registered_soundly() -> None:
 
 
 def test_nothing_to_factorize() -> None:
-    assert [t.shape for t in factorize(torch.zeros(3, 0, 0))] == [(3, 0, 0), (3, 0, 0), (3,), (3,)]
+    assert [t.shape for t in factorize(torch.zeros(3, 0, 0))] == [(3, 0, 0), (3, 0, 0), (3,), (3,), (3, 0, 0)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -51,14 +51,11 @@ def conditional_rows(
     >>> mean.tolist(), loss.tolist()
     ([[1.0]], [0.25])
     """
-    if factor.inverse is None:
-        A = factor.solve(Kit)
-        return A.mT @ v, A.square().sum(0)
+    A = factor.solve(Kit)  # [M, N]
     if torch.compiler.is_compiling():  # which fails on a Function inside a vmap that not all its inputs take part in
-        mean, loss, _ = _ConditionalRows.forward(factor.inverse, Kit, v)
-        return mean, loss
-    result: tuple[Tensor, ...] = _ConditionalRows.apply(factor.inverse, Kit, v)  # type: ignore[no-untyped-call]
-    return result[0], result[1]
+        return _ConditionalRows.forward(A, v)
+    result: tuple[Tensor, Tensor] = _ConditionalRows.apply(A, v)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _few_rows(A: Tensor) -> bool:
@@ -72,32 +69,27 @@ class _ConditionalRows(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(inverse: Tensor, Kit: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        A = inverse @ Kit  # [M, N]
+    def forward(A: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # Under a vmap that only `v` takes part in, both outputs must: the gradient of one that does not arrives summed
         # over the vmap, and would be counted once for each of its elements.
         # On a GPU the norm is one pass over A; on a CPU it takes ten times as long as the squares. The compiler fuses
         # the squares, and would differentiate the norm's square root.
         one_pass = A.is_cuda and not torch.compiler.is_compiling()
         loss = torch.linalg.vector_norm(A, dim=-2).square() if one_pass else A.square().sum(-2)
-        return (v.mT @ A).mT, loss + 0.0 * v.sum(), A
+        return (v.mT @ A).mT, loss + 0.0 * v.sum()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(output[2])
-        ctx.set_materialize_grads(False)  # the one of A would be an M x N matrix of zeros
-        ctx.save_for_backward(*inputs, output[2])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, g_mean: Tensor | None, g_loss: Tensor | None, _: Tensor | None) -> tuple[Tensor, ...]:
-        inverse, Kit, v, A = ctx.saved_tensors
-        if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
-            A = inverse @ Kit
+    def backward(ctx: Any, g_mean: Tensor | None, g_loss: Tensor | None) -> tuple[Tensor, Tensor]:
+        A, v = ctx.saved_tensors
         # outputs that nothing was made of bring no gradient
         g_mean = A.new_zeros(A.shape[-1], v.shape[-1]) if g_mean is None else g_mean
         g_loss = A.new_zeros(A.shape[-1]) if g_loss is None else g_loss
-        d_A = torch.addcmul(v @ g_mean.mT, A, 2.0 * g_loss[None, :])  # [M, N]
-        return d_A @ Kit.mT, inverse.mT @ d_A, (g_mean.mT @ A.mT).mT
+        return torch.addcmul(v @ g_mean.mT, A, 2.0 * g_loss[None, :]), (g_mean.mT @ A.mT).mT
 
 
 class _ConditionalMoments(torch.autograd.Function):

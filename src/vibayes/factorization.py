@@ -21,22 +21,25 @@ __all__ = ["factorize"]
 _BLOCK = factorization_cuda.LARGEST
 
 
-def factorize(K: Float[Tensor, "*batch n n"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The Cholesky factor `L` of `K`, its inverse, `log |K|`, and `info`, 0 where it succeeded; NaN elsewhere.
+def factorize(K: Float[Tensor, "*batch n n"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The Cholesky factor `L` of `K`, its inverse, `log |K|`, `info`, 0 where it succeeded, NaN elsewhere, and `E`.
 
-    Only the lower triangle of `K` is read. Gradients are matrix products: with `P = Phi(L^T dL - dL^-1 L^-T)`, where
-    `Phi` takes the lower triangle and halves the diagonal, `dK = L^-T S L^-1`, where `S` is the symmetric part of `P`
-    (Murray 2016) and the determinant's gradient is added to its diagonal.
+    Only the lower triangle of `K` is read. Gradients are matrix products: with `P = Phi(L^T dL - dL^-1 L^-T - dE)`,
+    where `Phi` takes the lower triangle and halves the diagonal, `dK = L^-T S L^-1`, where `S` is the symmetric part of
+    `P` (Murray 2016) and the determinant's gradient is added to its diagonal.
 
-    >>> L, inverse, log_det, info = factorize(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
+    `E` is zero, a relative change of the factor, `L (I - E)` and `(I + E) L^-1`, to which `factor_product` gives its
+    gradients: products with the factor know `dE` from fewer products than `dL` or `dL^-1`, which make it here.
+
+    >>> L, inverse, log_det, info, change = factorize(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
     >>> L.tolist(), inverse.tolist(), round(log_det.exp().item(), 4)
     ([[2.0, 0.0], [1.0, 2.0]], [[0.5, 0.0], [-0.25, 0.5]], 16.0)
     """
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.vibayes.factorize(K)
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = torch.ops.vibayes.factorize(K)
     return found
 
 
-def _factorize(K: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _factorize(K: Tensor) -> tuple[Tensor, ...]:
     n = K.shape[-1]
     flat = K.reshape(math.prod(K.shape[:-2]), n, n)
     if n <= _BLOCK:
@@ -47,7 +50,7 @@ def _factorize(K: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         L, inverse = L.masked_fill_(failed, math.nan).to(K.dtype), inverse.masked_fill_(failed, math.nan).to(K.dtype)
     log_det = 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     batch = K.shape[:-2]
-    return L.view(K.shape), inverse.view(K.shape), log_det.view(batch), info.view(batch)
+    return L.view(K.shape), inverse.view(K.shape), log_det.view(batch), info.view(batch), K.new_zeros(K.shape)
 
 
 def _leaf(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,23 +88,29 @@ def _blocked(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return L.tril_(), inverse, info
 
 
-def _shapes(K: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shapes(K: Tensor) -> tuple[Tensor, ...]:
     batch = K.shape[:-2]
-    return K.new_empty(K.shape), K.new_empty(K.shape), K.new_empty(batch), K.new_empty(batch, dtype=torch.int32)
+    L, inverse, change = (K.new_empty(K.shape) for _ in range(3))
+    return L, inverse, K.new_empty(batch), K.new_empty(batch, dtype=torch.int32), change
 
 
-def _save(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(output[0], output[1])
     ctx.set_materialize_grads(False)
 
 
 def _backward(
-    ctx: Any, g_lower: Tensor | None, g_inverse: Tensor | None, g_log_det: Tensor | None, _: Tensor | None
+    ctx: Any,
+    g_lower: Tensor | None,
+    g_inverse: Tensor | None,
+    g_log_det: Tensor | None,
+    _: Tensor | None,
+    g_change: Tensor | None,
 ) -> Tensor | None:
     L, inverse = ctx.saved_tensors
-    W: Tensor | None = None  # -(L^T dL - dL^-1 L^-T)
+    W = g_change  # dE + dL^-1 L^-T - L^T dL
     if g_inverse is not None:
-        W = g_inverse @ inverse.mT
+        W = g_inverse @ inverse.mT if W is None else W + g_inverse @ inverse.mT
     if g_lower is not None:
         W = -(L.mT @ g_lower) if W is None else W - L.mT @ g_lower
     eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
@@ -115,15 +124,15 @@ def _backward(
     return None if S is None else inverse.mT @ S @ inverse
 
 
-def _vmap(info: Any, in_dims: tuple[int | None], K: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, int, int, int]]:
+def _vmap(info: Any, in_dims: tuple[int | None], K: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     # only called with a batched argument
     assert in_dims[0] is not None
-    return torch.ops.vibayes.factorize(K.movedim(in_dims[0], 0)), (0, 0, 0, 0)
+    return torch.ops.vibayes.factorize(K.movedim(in_dims[0], 0)), (0, 0, 0, 0, 0)
 
 
 # A library operator is opaque to torch.compile and has rules of its own for autograd and vmap, which an
 # `autograd.Function` loses when it is compiled. (`torch.library.custom_op` would import the compiler at first use.)
-torch.library.define("vibayes::factorize", "(Tensor K) -> (Tensor, Tensor, Tensor, Tensor)")
+torch.library.define("vibayes::factorize", "(Tensor K) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 torch.library.impl("vibayes::factorize", ("cpu", "cuda"), _factorize)
 torch.library.register_fake("vibayes::factorize", _shapes)
 torch.library.register_autograd("vibayes::factorize", _backward, setup_context=_save)

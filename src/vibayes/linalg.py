@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.errors import ConfigurationError
+from vibayes.factor_products import factor_product
 from vibayes.factorization import factorize
 
 __all__ = [
@@ -115,23 +116,46 @@ class Factor(NamedTuple):
         lower: `L` with `L L^T = K`.
         inverse: `L^-1`, or None.
         known_log_det: `log |K|`, where the factorization gave it.
+        change: that takes the gradients of products with the factor, where it came with its inverse; see `factorize`.
     """
 
     lower: Tensor
     inverse: Tensor | None = None
     known_log_det: Tensor | None = None
+    change: Tensor | None = None
+
+    def multiply(self, B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
+        """`L B`."""
+        if self.change is None:
+            return self.lower @ B
+        return factor_product(self.lower, self.change, B, inverse=False, transposed=False)
+
+    def multiply_transposed(self, B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
+        """`L^T B`."""
+        if self.change is None:
+            return self.lower.mT @ B
+        return factor_product(self.lower, self.change, B, inverse=False, transposed=True)
 
     def solve(self, B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
         """`L^-1 B`."""
-        return solve_lower_many(self.lower, B) if self.inverse is None else self.inverse @ B
+        if self.inverse is None:
+            return solve_lower_many(self.lower, B)
+        if self.change is None:
+            return self.inverse @ B
+        return factor_product(self.inverse, self.change, B, inverse=True, transposed=False)
 
     def solve_transposed(self, B: Float[Tensor, "*batch n k"]) -> Float[Tensor, "*batch n k"]:
         """`L^-T B`."""
-        return solve_lower_transposed_many(self.lower, B) if self.inverse is None else self.inverse.mT @ B
+        if self.inverse is None:
+            return solve_lower_transposed_many(self.lower, B)
+        if self.change is None:
+            return self.inverse.mT @ B
+        return factor_product(self.inverse, self.change, B, inverse=True, transposed=True)
 
     def to(self, dtype: torch.dtype) -> "Factor":
         """The factor in another dtype."""
-        return Factor(*(None if part is None else part.to(dtype) for part in self))  # type: ignore[arg-type]
+        inverse, log_det = (None if part is None else part.to(dtype) for part in (self.inverse, self.known_log_det))
+        return Factor(self.lower.to(dtype), inverse, log_det, self.change)
 
     @property
     def log_det(self) -> Float[Tensor, "*batch"]:
@@ -153,8 +177,8 @@ def factor(K: Float[Tensor, "*batch n n"], jitter: float | Float[Tensor, ""] = 0
         return Factor(L), info
     if not (isinstance(jitter, float) and jitter == 0.0):
         K = add_jitter(K, jitter)
-    L, inverse, log_det, info = factorize(K)
-    return Factor(L, inverse, log_det), info
+    L, inverse, log_det, info, change = factorize(K)
+    return Factor(L, inverse, log_det, change), info
 
 
 def semidefinite_factor(K: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:

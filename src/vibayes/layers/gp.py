@@ -111,7 +111,7 @@ class GP(Layer):
         exact = draw.factor(name, Kii, jitter=False)
         factor = exact.to(z.dtype)
         Kit = self.kernel.on_features(z, x)  # [M, N]
-        site = Site(name, factor.lower, self.out_features, Kii, factor=factor)
+        site = Site(name, factor.lower, self.out_features, Kii, factor=exact)
         q = posterior.marginal(site) if draw.marginal else None
         assert q is None or isinstance(q, Gaussian)
         v = posterior.sample(site, draw) if q is None else q.mean  # [M, P]
@@ -137,7 +137,7 @@ class GP(Layer):
         mean = mean + offset
         # Exactly zero or slightly negative only through rounding; the floor keeps the square root differentiable.
         variance = variance.clamp_min(torch.finfo(variance.dtype).tiny)
-        inducing = None if posterior.local else factor.lower @ v + prior_mean[: draw.n_inducing]
+        inducing = None if posterior.local else factor.multiply(v) + prior_mean[: draw.n_inducing]
         out = draw.gaussian_rows(name, mean, variance, covariance, inducing)
         if posterior.sites is not None and draw.output is not None and torch.is_grad_enabled():
             with torch.no_grad():

@@ -94,7 +94,7 @@ class InverseWishartProcess(Layer):
         # C^T G_ii^-1 G_it = W^T (L^-1 K_it + noise of covariance g / dof): the columns of noise are those of R
         noise = draw.randn(f"{name}.rows", len(z), len(x), like=A)
         seen = A + (noise @ R.mT if draw.joint else noise * R.mT) / dof.sqrt()
-        inducing = nn.functional.pad(factor.lower @ W, (0, R.shape[1]))
+        inducing = nn.functional.pad(factor.multiply(W), (0, R.shape[1]))
         features = torch.cat([inducing, torch.cat([seen.mT @ W, R], 1)])  # [M + N, M + 1] or [M + N, M + N]
         draw.imagine(self.out_features, features.shape[1])
         return math.sqrt(self.out_features) * features

@@ -32,7 +32,7 @@ class Site:
         n_out: the number of outputs P.
         gram: `design @ design^T` in float64, where the layer has it already.
         root: for a layer of weights, the root of the prior's covariance: `w = root.apply(v)`.
-        factor: for a GP the design with its inverse, where that is at hand.
+        factor: for a GP the design in float64, with its inverse where that is at hand.
         rows: for a layer of weights, the rows that came in.
     """
 
@@ -58,6 +58,12 @@ class Site:
             return self.root.size
         assert self.design is not None
         return self.design.shape[-1]
+
+    def design_transposed(self, B: Tensor) -> Tensor:
+        """`D^T B` in float64."""
+        assert self.design is not None
+        factor = linalg.Factor(self.design.double()) if self.factor is None else self.factor
+        return factor.multiply_transposed(B.double())
 
     @property
     def narrow(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vibayes import linalg
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.factor_products import gram
 from vibayes.parameters import Positive
 from vibayes.posteriors.base import Gaussian, Site
 from vibayes.posteriors.natural import NaturalSites
@@ -140,36 +141,31 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
     `log p(u) - log q(u) = log N(y; 0, K + Lambda^-1) - log N(y; u, Lambda^-1)`. With `Lambda = T T^T` everything is
     written in `I + T^T K T`, which stays positive definite however small or large the precisions become.
     """
+    if T is not None and T.ndim == 2:
+        return _matheron_shared(site, draw, y, T)
     design = site.design
     assert design is not None
     M, P = y.shape
     noise = draw.randn(f"{site.name}.inducing", design.shape[-1] + M, P, like=y)
     v0, e0 = noise[: design.shape[-1]], noise[design.shape[-1] :]
-    gram = design @ design.mT if site.gram is None else site.gram  # K  [M, M]
-    each = precision.ndim == 2 if precision is not None else T is not None and T.ndim == 3  # a precision per output
-    if precision is None and each:
+    K = design @ design.mT if site.gram is None else site.gram  # [M, M]
+    if precision is None:
         assert T is not None
-        exact = T.to(gram.dtype)
-        inner = exact.mT @ gram @ exact  # [P, M, M]
-    elif precision is None:
-        assert T is not None
-        exact = T.to(gram.dtype)
-        # T^T K T. The factor is the same in all draws: on the right of a product it meets the rows of all draws at once
-        inner = (gram @ exact).mT.contiguous() @ exact  # [M, M]
+        exact = T.to(K.dtype)
+        inner = exact.mT @ K @ exact  # [P, M, M]
     else:
         t = precision.sqrt()  # [M] or [P, M]
-        inner = t[..., :, None] * gram * t[..., None, :]  # [M, M] or [P, M, M]
+        inner = t[..., :, None] * K * t[..., None, :]  # [M, M] or [P, M, M]
 
     def transposed(rows: Tensor) -> Tensor:  # T^T rows
-        if precision is None:
-            assert T is not None
-            return (rows.mT[:, None, :] @ T)[:, 0].mT if each else (rows.mT.contiguous() @ T).mT
-        return rows * (t.mT if each else t[:, None])
+        if T is not None:
+            return (rows.mT[:, None, :] @ T)[:, 0].mT
+        return rows * (t.mT if t.ndim == 2 else t[:, None])
 
     C = draw.factor(f"{site.name}.pseudo", _plus_identity(inner), jitter=False).to(y.dtype)
     seen = transposed(y)  # [M, P]
     missed = transposed(y - design @ v0) - e0  # what the prior draw and noise miss of the pseudo-outputs
-    if each:
+    if inner.ndim == 3:  # a precision per output
         both = C.solve(torch.stack([missed.mT, seen.mT], -1))  # [P, M, 2]
         solved, whitened = C.solve_transposed(both[..., :1])[..., 0].mT, both[..., 1]
         log_det = C.log_det.sum()
@@ -177,15 +173,30 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
         both = C.solve(torch.cat([missed, seen], -1))  # [M, 2 P]
         solved, whitened = C.solve_transposed(both[..., :P]), both[..., P:]
         log_det = P * C.log_det
-    if T is None:
-        correction = transposed(solved)
-    else:  # T rows
-        correction = (T @ solved.mT[..., None])[..., 0].mT if each else (solved.mT.contiguous() @ T.mT).mT
+    # T rows
+    correction = transposed(solved) if T is None else (T @ solved.mT[..., None])[..., 0].mT
     v = v0 + design.mT @ correction
     fit = (e0 + solved).square().sum()  # T^T (y - D v), since B solved = missed
     # constants and |Lambda| cancel
     draw.add(site.name, 0.5 * (fit - whitened.square().sum() - log_det))
     return v
+
+
+def _matheron_shared(site: Site, draw: Draw, y: Tensor, T: Tensor) -> Tensor:
+    """`_matheron` where the outputs share a full precision: all of it is made of `F = D^T T`."""
+    F = site.design_transposed(T)  # float64  [K, M]
+    (K, M), P = F.shape, y.shape[-1]
+    noise = draw.randn(f"{site.name}.inducing", K + M, P, like=y)
+    v0, e0 = noise[:K], noise[K:]
+    C = draw.factor(f"{site.name}.pseudo", _plus_identity(gram(F)), jitter=False).to(y.dtype)
+    F = F.to(y.dtype)
+    seen = T.mT @ y  # [M, P]
+    missed = seen - F.mT @ v0 - e0
+    both = C.solve(torch.cat([missed, seen], -1))  # [M, 2 P]
+    solved, whitened = C.solve_transposed(both[..., :P]), both[..., P:]
+    fit = (e0 + solved).square().sum()
+    draw.add(site.name, 0.5 * (fit - whitened.square().sum() - P * C.log_det))
+    return v0 + F @ solved
 
 
 def pseudo_gaussian(site: Site, y: Float[Tensor, "m p"], precision: Tensor | None, T: Tensor | None = None) -> Gaussian:

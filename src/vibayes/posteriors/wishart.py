@@ -122,7 +122,7 @@ class GeneralizedWishart(Posterior):
         F, T, log_det = posterior.rsample_factor(noise=noise)  # [M, nt]
         prior = Wishart(None, nu, scale_tril=L / math.sqrt(nu), validate_args=False)
         log_q = posterior.log_prob_bartlett(T, log_det, sticking_the_landing=True)
-        factor = linalg.Factor(L) if site.factor is None else site.factor
+        factor = linalg.Factor(L) if site.factor is None else site.factor.to(L.dtype)
         v = factor.solve(math.sqrt(nu) * F)  # whitened features, and the prior's Bartlett factor up to a rotation
         draw.add(site.name, prior.log_prob_factor(F, log_det, whitened=v) - log_q)
         return v if nu <= M else nn.functional.pad(v, (0, nu - M))

@@ -97,6 +97,8 @@ class Draw:
             return self._noise[site]
         if self.dry:
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
+        if like.dtype == torch.float64 and like.device.type == "cpu":  # docs/decisions/normals.md
+            return torch.randn(shape, dtype=torch.float32).double()
         return torch.randn(shape, dtype=like.dtype, device=like.device)
 
     def gamma(self, site: str, alpha: Tensor) -> Tensor:

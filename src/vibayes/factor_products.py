@@ -57,14 +57,14 @@ def _save_product(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool, bool], o
 def _product_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     matrix, B, X = ctx.saved_tensors
     d_B = (matrix if ctx.transposed else matrix.mT) @ g
-    if torch.is_grad_enabled():  # differentiated again: `change` is zero, and what depends on it would be lost
+    if torch.is_grad_enabled():  # differentiated again: `change` has no value, and what depends on it would be lost
         d_matrix = B @ g.mT if ctx.transposed else g @ B.mT
         return d_matrix.sum_to_size(matrix.shape), None, d_B.sum_to_size(B.shape), None, None
     # with L = L0 (I - E), L^-1 = (I + E) L0^-1 and `change` E
     if ctx.inverse:
         d_change = B @ d_B.mT if ctx.transposed else g @ X.mT
     else:
-        d_change = X @ -g.mT if ctx.transposed else -d_B @ B.mT
+        d_change = -(X @ g.mT) if ctx.transposed else -d_B @ B.mT
     d_change = d_change.sum_to_size(ctx.change_shape).to(ctx.change_dtype)
     return None, d_change, d_B.sum_to_size(B.shape), None, None
 

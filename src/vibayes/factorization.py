@@ -22,14 +22,15 @@ _BLOCK = factorization_cuda.LARGEST
 
 
 def factorize(K: Float[Tensor, "*batch n n"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The Cholesky factor `L` of `K`, its inverse, `log |K|`, `info`, 0 where it succeeded, NaN elsewhere, and `E`.
+    """The Cholesky factor `L` of `K`, its inverse, `log |K|`, `info` (0 where it succeeded; NaN elsewhere), and `E`.
 
     Only the lower triangle of `K` is read. Gradients are matrix products: with `P = Phi(L^T dL - dL^-1 L^-T - dE)`,
-    where `Phi` takes the lower triangle and halves the diagonal, `dK = L^-T S L^-1`, where `S` is the symmetric part of
-    `P` (Murray 2016) and the determinant's gradient is added to its diagonal.
+    where `Phi` takes the lower triangle and halves the diagonal (Murray 2016), and the determinant's gradient on its
+    diagonal, `dK = L^-T P L^-1`. It is not symmetric: what made `K` symmetric adds the two halves up.
 
-    `E` is zero, a relative change of the factor, `L (I - E)` and `(I + E) L^-1`, to which `factor_product` gives its
-    gradients: products with the factor know `dE` from fewer products than `dL` or `dL^-1`, which make it here.
+    `E` stands for a relative change of the factor, `L (I - E)` and `(I + E) L^-1`. It has no value, and takes gradients
+    only, those of `factor_product`: products with the factor know `dE` from fewer products than `dL` or `dL^-1`, which
+    make it here.
 
     >>> L, inverse, log_det, info, change = factorize(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
     >>> L.tolist(), inverse.tolist(), round(log_det.exp().item(), 4)
@@ -50,7 +51,7 @@ def _factorize(K: Tensor) -> tuple[Tensor, ...]:
         L, inverse = L.masked_fill_(failed, math.nan).to(K.dtype), inverse.masked_fill_(failed, math.nan).to(K.dtype)
     log_det = 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     batch = K.shape[:-2]
-    return L.view(K.shape), inverse.view(K.shape), log_det.view(batch), info.view(batch), K.new_zeros(K.shape)
+    return L.view(K.shape), inverse.view(K.shape), log_det.view(batch), info.view(batch), K.new_empty(K.shape)
 
 
 def _leaf(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,14 +115,13 @@ def _backward(
     if g_lower is not None:
         W = -(L.mT @ g_lower) if W is None else W - L.mT @ g_lower
     eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
-    S: Tensor | None = None
+    P: Tensor | None = None
     if W is not None:
-        half = W * (torch.full_like(eye, -0.5).tril() + 0.25 * eye)  # the lower triangle, half the diagonal, half of it
-        S = half + half.mT
+        P = W * (0.5 * eye - torch.ones_like(eye).tril())
     if g_log_det is not None:
         on_diagonal = g_log_det[..., None, None]
-        S = on_diagonal * eye if S is None else torch.addcmul(S, on_diagonal, eye)
-    return None if S is None else inverse.mT @ S @ inverse
+        P = on_diagonal * eye if P is None else torch.addcmul(P, on_diagonal, eye)
+    return None if P is None else inverse.mT @ P @ inverse
 
 
 def _vmap(info: Any, in_dims: tuple[int | None], K: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vibayes.training.graph import Step, compiled
 from vibayes.training.history import History
+from vibayes.training.memory import keep_freed_memory
 from vibayes.training.optim import Adam
 from vibayes.training.problem import Problem
 from vibayes.training.progress import Progress
@@ -75,8 +76,10 @@ class AdamRun:
         self.sites: list[str] = []
         self.in_window = 0
         self.good: dict[str, Any] = {}
-        self._bound = compiled(problem.bound) if options.compile else problem.bound
-        self._update = compiled(self.optimizer.step) if options.compile else self.optimizer.step
+        if device.type == "cpu":
+            keep_freed_memory()
+        self._bound = compiled(problem.bound, device) if options.compile else problem.bound
+        self._update = compiled(self.optimizer.step, device) if options.compile else self.optimizer.step
         self._one_step = Step(self._compute, problem, options)
 
     @property

@@ -11,6 +11,7 @@ from vibayes.bound import Bound
 from vibayes.parameters import Positive, hyperparameters
 from vibayes.trainable import TrainableModel
 from vibayes.training.history import History
+from vibayes.training.memory import keep_freed_memory
 from vibayes.training.problem import Single
 from vibayes.training.progress import Progress
 from vibayes.training.run import (
@@ -53,6 +54,8 @@ class LbfgsRun:
     """
 
     def __init__(self, problem: Single, options: Options, save: Saver, progress: Progress, seed: int) -> None:
+        if problem.device.type == "cpu":
+            keep_freed_memory()
         self.seed = seed
         self.problem, self.options, self.save, self.progress = problem, options, save, progress
         self.model, self.parameters, self.n_data = problem.model, problem.parameters, problem.n_data[0]

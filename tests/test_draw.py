@@ -24,6 +24,16 @@ def test_noise_is_fresh_or_prepared_and_asked_for_once() -> None:
     assert draw.randn("c", 2, like=LIKE.float()).dtype == torch.float32
 
 
+@pytest.mark.parametrize("coarse", [False, True])
+def test_coarse_noise_has_the_resolution_of_float32(coarse: bool) -> None:
+    drawn = Draw(coarse=coarse).randn("a", 100_000, like=LIKE.double())
+    assert drawn.dtype == torch.float64
+    assert torch.equal(drawn, drawn.float().double()) == coarse
+    moments = torch.stack([drawn.pow(k).mean() for k in (1, 2, 3, 4)])
+    errors = torch.tensor([1.0, 2.0, 15.0, 96.0]).sqrt() / 100_000**0.5
+    assert ((moments - torch.tensor([0.0, 1.0, 0.0, 3.0])).abs() < 4 * errors).all()
+
+
 def test_log_ratios_add_up() -> None:
     draw = Draw()
     assert draw.log_ratio() == 0.0

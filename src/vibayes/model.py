@@ -182,6 +182,7 @@ class Model(TrainableModel):
         *,
         joint: bool = False,
         marginal: bool = True,
+        coarse: bool = False,
     ) -> Any:
         """Evaluate a function of one draw for `n_samples` draws; results gain a leading axis of draws."""
         last = self._ends()[1]
@@ -196,6 +197,7 @@ class Model(TrainableModel):
                 marginal=marginal,
                 output=output,
                 noise=prepared,
+                coarse=coarse,
             )
             return function(draw)
 
@@ -235,7 +237,7 @@ class Model(TrainableModel):
             targets = natural_targets(draw.output, expected)
             return total, total.new_zeros(()) + draw.log_ratio(), draw.failures, targets
 
-        log_likelihood, log_ratio, failures, targets = self._draws(terms, n_samples, noise)
+        log_likelihood, log_ratio, failures, targets = self._draws(terms, n_samples, noise, coarse=True)
         named = {f"{self._sites}.{name}": target.mean(0) for name, target in targets.items()}
         return Bound(log_likelihood, log_ratio, self.log_prior(), failures, named)
 

@@ -128,7 +128,7 @@ def test_compiled_steps_are_asked_for_and_noted(
     tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(torch, "compile", lambda function: asked.append(function) or function)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: asked.append(function) or function)
     (unit, *_) = expand(tiny)
     for compile in (False, True):
         settings = Settings(out=tmp_path / str(compile), device="cpu", show=False, compile=compile)

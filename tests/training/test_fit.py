@@ -13,6 +13,7 @@ from torch.distributions import Gamma
 from torch.utils.data import DataLoader, TensorDataset
 
 import vibayes as vb
+from vibayes.mcmc.target import can_compile
 from vibayes.trainable import TrainableModel
 
 
@@ -473,3 +474,19 @@ def test_no_gpu() -> None:
 def test_only_models_are_trained() -> None:
     with pytest.raises(vb.ConfigurationError, match=r"got Linear. Wrap a network in vibayes\.Model"):
         vb.fit(nn.Linear(1, 1), data(), steps=5)
+
+
+@pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
+def test_compiled_steps_draw_what_eager_ones_draw() -> None:
+    x = torch.linspace(-2.0, 2.0, 20)[:, None]
+
+    def train(compile: bool) -> list[float]:
+        torch.manual_seed(0)
+        network = nn.Sequential(vb.GP(2, kernel=vb.SquaredExponential(1)), vb.GP(1, kernel=vb.SquaredExponential(2)))
+        model = vb.Model(network, vb.Gaussian(0.1), inducing=x[::4])
+        return vb.fit(
+            model, (x, x[:, 0].sin()), steps=5, n_samples=3, log_every=1, compile=compile, progress=False
+        ).elbo
+
+    assert train(True) == pytest.approx(train(False), rel=1e-9)

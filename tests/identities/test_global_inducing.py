@@ -82,6 +82,9 @@ def test_importance_weights_average_to_the_evidence(form: str) -> None:
     assert abs(estimate - evidence) < 3 * error
     assert float(bound.value) + 4 * float(bound.stderr) < evidence
 
+    # A few of the weights are large: one seed in ten is off by three of its own errors, while 5e7 draws agree to 0.0001
+    # with an error of 0.0013. So the seed does not depend on what was drawn above.
+    torch.manual_seed(4)
     model = two_layers(form, log_precision=-1.0)
     first, second = model.network[0], model.network[1]
     n = 500_000

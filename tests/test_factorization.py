@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import vibayes as vb
-from vibayes import factorization_cuda, linalg
+from vibayes import cuda_kernels, linalg
 from vibayes.factorization import factorize
 
 DEVICES = [
@@ -132,4 +132,4 @@ def test_nothing_to_factorize() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernel_is_used() -> None:
-    assert factorization_cuda.available()
+    assert cuda_kernels.available()

@@ -1,4 +1,4 @@
-// The Cholesky factor L of a small matrix and its inverse, one block of 256 threads per matrix.
+// The Cholesky factor L of a small matrix K, its inverse and log |K|, one block of 256 threads per matrix.
 //
 // Defined by the caller: N, the size of the matrix; T = ceil(N / 16); NUMBER, float or double. Inside, all is double.
 //
@@ -11,7 +11,8 @@
 constexpr int ROWS = 16 * T, STRIDE = ROWS + 1;  // a stride that spreads columns over the banks
 
 extern "C" __global__ void __launch_bounds__(256)
-factorize(const NUMBER* __restrict__ K, NUMBER* __restrict__ lower, NUMBER* __restrict__ inverse, int* __restrict__ info) {
+factorize(const NUMBER* __restrict__ K, NUMBER* __restrict__ lower, NUMBER* __restrict__ inverse,
+          NUMBER* __restrict__ log_det, int* __restrict__ info) {
   extern __shared__ double L[];  // column j begins at j * STRIDE
   __shared__ double line[2][ROWS], reciprocal[ROWS];
   const int tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
@@ -91,5 +92,13 @@ factorize(const NUMBER* __restrict__ K, NUMBER* __restrict__ lower, NUMBER* __re
         inverse[offset + i * N + k] = (NUMBER)((b <= a && k <= i ? A[a][b] : 0.0) + poison);
       }
     }
-  if (threadIdx.x == 0) info[blockIdx.x] = failed;
+  if (threadIdx.x < 32) {  // the pivots' logarithms, summed by one warp
+    double sum = 0.0;
+    for (int j = threadIdx.x; j < N; j += 32) sum -= 2.0 * log(reciprocal[j]);
+    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
+    if (threadIdx.x == 0) {
+      log_det[blockIdx.x] = (NUMBER)(sum + poison);
+      info[blockIdx.x] = failed;
+    }
+  }
 }

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes import factorization_cuda
+from vibayes import cuda_kernels
 
 __all__ = ["factorize"]
 
 # The largest matrix whose factor is inverted by one call; larger ones are put together from blocks of this size.
-_BLOCK = factorization_cuda.LARGEST
+_BLOCK = cuda_kernels.LARGEST
 
 
 def factorize(K: Float[Tensor, "*batch n n"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -44,39 +44,40 @@ def _factorize(K: Tensor) -> tuple[Tensor, ...]:
     n = K.shape[-1]
     flat = K.reshape(math.prod(K.shape[:-2]), n, n)
     if n <= _BLOCK:
-        L, inverse, info = _leaf(flat)
+        L, inverse, log_det, info = _leaf(flat)
     else:
-        L, inverse, info = _blocked(flat.double())
-        failed = (info != 0)[:, None, None]
-        L, inverse = L.masked_fill_(failed, math.nan).to(K.dtype), inverse.masked_fill_(failed, math.nan).to(K.dtype)
-    log_det = 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        L, inverse, log_det, info = (part.to(K.dtype) if part.is_floating_point() else part for part in _blocked(flat))
     batch = K.shape[:-2]
     return L.view(K.shape), inverse.view(K.shape), log_det.view(batch), info.view(batch), K.new_empty(K.shape)
 
 
-def _leaf(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Factor and inverse of a batch `[b, n, n]` of small matrices."""
-    if K.is_cuda and factorization_cuda.available():
-        return factorization_cuda.factorize(K)
+def _leaf(K: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Factor, inverse, log determinant and info of a batch `[b, n, n]` of small matrices."""
+    if K.is_cuda and cuda_kernels.available():
+        return cuda_kernels.factorize(K)
     # LAPACK works column by column: what it writes as an upper factor is our lower one, row by row, without a copy
     U, info = torch.linalg.cholesky_ex(K.double().mT, upper=True)
     if K.is_cuda or bool(info.any()):  # looking costs nothing on a CPU, where the result is there already
         U = torch.where((info == 0)[:, None, None], U, math.nan)
     eye = torch.eye(K.shape[-1], dtype=U.dtype, device=U.device)
     inverse = torch.linalg.solve_triangular(U.mT, eye, upper=False)  # so that L L^-1 is I to rounding
-    return U.mT.to(K.dtype).contiguous(), inverse.to(K.dtype).contiguous(), info
+    return U.mT.to(K.dtype).contiguous(), inverse.to(K.dtype).contiguous(), _log_det(U).to(K.dtype), info
 
 
-def _blocked(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Right-looking block Cholesky: the diagonal blocks' inverses turn everything else into matrix products."""
+def _log_det(L: Tensor) -> Tensor:
+    return 2.0 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _blocked(K: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Right-looking block Cholesky in float64: the diagonal blocks' inverses turn all the rest into matrix products."""
     n = K.shape[-1]
-    L = K.tril()
+    L = K.double().tril()
     inverse = torch.zeros_like(L)
     info = torch.zeros(len(K), dtype=torch.int32, device=K.device)
     for start in range(0, n, _BLOCK):
         end = min(start + _BLOCK, n)
         rows, below = slice(start, end), slice(end, n)
-        block, block_inverse, failed = _leaf(L[:, rows, rows])
+        block, block_inverse, _, failed = _leaf(L[:, rows, rows])
         info = torch.where((info == 0) & (failed != 0), failed + start, info)
         L[:, rows, rows] = block
         inverse[:, rows, rows] = block_inverse
@@ -86,7 +87,9 @@ def _blocked(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             panel = L[:, below, rows] @ block_inverse.mT
             L[:, below, rows] = panel
             L[:, below, below] -= panel @ panel.mT
-    return L.tril_(), inverse, info
+    failed = (info != 0)[:, None, None]
+    L = L.tril_().masked_fill_(failed, math.nan)
+    return L, inverse.masked_fill_(failed, math.nan), _log_det(L), info
 
 
 def _shapes(K: Tensor) -> tuple[Tensor, ...]:

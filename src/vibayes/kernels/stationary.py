@@ -4,7 +4,7 @@ All of them are functions of a scaled squared distance `sum_d (x_d - z_d)^2 / l_
 from one matrix product over `D + 2` columns: the N x M matrix is written once before a kernel's function
 of it. The expansion `|x|^2 + |z|^2 - 2 x.z` costs digits when rows are far from the origin, so both sets are
 first shifted by a common centre; what remains is an error of about machine epsilon times
-`(range of the rows / lengthscale)^2`.
+`(range of the rows / lengthscale)^2`. On a GPU the squared exponential kernel sums squared differences instead.
 """
 
 import math
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.kernels.base import Kernel
+from vibayes.kernels.exponential import exponential, pulled, suits
 from vibayes.parameters import Positive, positive
 
 __all__ = ["Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic", "SquaredExponential"]
@@ -83,22 +84,15 @@ class _Exponential(torch.autograd.Function):
         x, scale, K, *others = ctx.saved_tensors
         x, z = _centred(x, None if ctx.symmetric else others[0], scale)
         if z is None:
-            d_x, total = _pulled((g + g.mT) * K, x, x)
+            d_x, total = pulled((g + g.mT) * K, x, x)
             d_z, d_scale, total = None, d_x * x, 0.5 * total
         else:
             H = g * K
-            d_x, total = _pulled(H, x, z)
-            d_z, _ = _pulled(H.mT, z, x)
+            d_x, total = pulled(H, x, z)
+            d_z, _ = pulled(H.mT, z, x)
             d_scale = torch.cat((d_x * x, d_z * z))
         d_scale = (d_scale.sum(0) if scale.ndim else d_scale.sum()) / scale
         return d_x * scale, None if d_z is None else d_z * scale, d_scale, total
-
-
-def _pulled(H: Float[Tensor, "n m"], x: Float[Tensor, "n d"], z: Float[Tensor, "m d"]) -> tuple[Tensor, Tensor]:
-    """`sum_j H_ij (z_j - x_i)` for every row `i`, and the sum of `H`."""
-    product = H @ torch.cat((z, torch.ones_like(z[:, :1])), -1)  # [N, D + 1]
-    sums = product[:, -1:]
-    return product[:, :-1] - sums * x, sums.sum()
 
 
 class _Stationary(Kernel):
@@ -124,6 +118,9 @@ class _Stationary(Kernel):
         self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None, scale: Tensor
     ) -> Float[Tensor, "n m"]:
         """`variance exp(-1/2 |scale x - scale z|^2)`; the variance's logarithm rides along in the product."""
+        if suits(x):
+            x, z = _centred(x, z, scale)
+            return exponential(x, z, self.variance.log.to(x.dtype))
         if torch.compiler.is_compiling():  # which fails on a Function inside vmap, and fuses these by itself
             x, z = _centred(x, z, scale)
             return _squares(x, z, factor=-0.5, offset=self.variance.log).exp()

@@ -1,7 +1,9 @@
 """One training step, captured in a CUDA graph where that is possible."""
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -94,11 +96,27 @@ class Step:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
+            with _no_garbage_collection(), torch.cuda.graph(graph):
                 self.function()
         except RuntimeError as error:
             self.capture = False
             torch.cuda.synchronize()
+            # A capture that was broken off leaves the generator waiting for its end; a copy of its state does not wait.
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
             logger.warning("The step could not be captured in a CUDA graph and runs eagerly: %s", error)
             return None
         return graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Nothing is freed meanwhile but what is let go of: freeing what an earlier graph held would end a capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -167,12 +167,15 @@ def test_training_of_chapter_five() -> None:
     unit = next(u for u in expand(get("dwp-uci")) if u.dataset == "protein")
     how = training_options(unit.options, 41157)
     assert (how["steps"], how["batch_size"], how["lr"], how["n_samples"]) == (20_000, 10_000, 2e-2, 10)
-    assert [how["kl_weight"](step) for step in (0, 250, 1000, 19_999)] == [0.0, 0.25, 1.0, 1.0]
+    assert [how["kl_weight"](step) for step in (0, 1250, 5000, 19_999)] == [0.0, 0.25, 1.0, 1.0]
     factors = [how["lr_schedule"](step) for step in (0, 9_999, 10_000, 16_999, 17_000)]
     assert factors == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01])
-    thesis = Selection(models=["DGP"], depths="5", changes={"lr": 0.01, "lr_drops": [0.5], "jitter": None})
-    as_printed = training_options(expand(get("dwp-uci"), thesis)[0].options, 455)
+    printed = {"lr": 0.01, "lr_drops": [0.5], "kl_warmup": 1000, "jitter": None}
+    as_printed = training_options(
+        expand(get("dwp-uci"), Selection(models=["DGP"], depths="5", changes=printed))[0].options, 455
+    )
     assert (as_printed["lr"], as_printed["lr_schedule"](19_999)) == pytest.approx((0.01, 0.1))
+    assert as_printed["kl_weight"](250) == 0.25
     slow = override(unit.options, "lr_warmup", 100)
     assert [training_options(slow, 41157)["lr_schedule"](s) for s in (0, 99, 17_000)] == pytest.approx(
         [0.01, 1.0, 0.01]
@@ -180,6 +183,14 @@ def test_training_of_chapter_five() -> None:
     even = {**unit.options, "training": {**unit.options["training"], "lr_end": 0.01, "lr_hold": 0.5}}
     rate = training_options(even, 41157)["lr_schedule"]
     assert [rate(step) for step in (0, 10_000, 15_000, 20_000)] == pytest.approx([1.0, 1.0, 0.1, 0.01])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_jitter_is_what_was_asked_for(dtype: str) -> None:
+    for given, wanted in ((1e-8, 1e-8), (None, {"float32": 1e-5, "float64": 1e-6}[dtype])):
+        unit = first_unit("dwp-uci", "DGP", n_inducing=20, jitter=given, dtype=dtype)
+        model = built(unit)[0]
+        assert float(model.jitter) == pytest.approx(wanted)
 
 
 def test_fewer_rows_than_inducing_points() -> None:

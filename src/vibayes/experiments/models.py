@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from vibayes import linalg
 from vibayes.conjugate.base import ConjugateModel
 from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
@@ -66,9 +65,9 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
     `hidden_variance` (that of hidden layers, where it differs), `ard` (`"first"` layer only, or `"all"`), `skip`
     (identity means in hidden layers), `layer_noise` (start of the variance of the hidden layers' noise; None for none),
     `log_noise` and `noise_scale` (start and scaling of the likelihood's log noise variance), `jitter` (relative to a
-    kernel's variance; in float32 no less than the default), what the posterior asks for, and of global
-    inducing inputs `inducing` (the `"first"` training rows, or `"greedy"` ones, which leave the first layer's kernel
-    least to explain) and `learn_inducing` (whether they move).
+    kernel's variance), what the posterior asks for, and of global inducing inputs `inducing` (the `"first"` training
+    rows, or `"greedy"` ones, which leave the first layer's kernel least to explain) and `learn_inducing` (whether they
+    move).
     """
 
     def builder(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:
@@ -107,8 +106,7 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
         if model.inducing is not None:
             model.inducing.requires_grad_(chosen.get("learn_inducing", True))
         if chosen.get("jitter") is not None:
-            least = 0.0 if model.dtype == torch.float64 else linalg.default_jitter(model.dtype)
-            model.jitter.fill_(max(chosen["jitter"], least))
+            model.jitter.fill_(chosen["jitter"])
         _start_factors(layers[:-1], chosen.get("hidden_std"))
         return model, training_options(options, len(split.x_train))
 

@@ -1,21 +1,16 @@
 r"""Kernels of the difference of two rows: squared exponential, Matern, rational quadratic, periodic.
 
-All of them are functions of a scaled squared distance `sum_d (x_d - z_d)^2 / l_d^2`, which `_squares` gets
-from one matrix product over `D + 2` columns: the N x M matrix is written once before a kernel's function
-of it. The expansion `|x|^2 + |z|^2 - 2 x.z` costs digits when rows are far from the origin, so both sets are
-first shifted by a common centre; what remains is an error of about machine epsilon times
-`(range of the rows / lengthscale)^2`. On a GPU the squared exponential kernel sums squared differences instead.
+All of them are functions of a scaled squared distance `sum_d (x_d - z_d)^2 / l_d^2`; see `kernels.distances`.
 """
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.kernels.base import Kernel
-from vibayes.kernels.exponential import exponential, pulled, suits
+from vibayes.kernels.distances import centred, exponential, squares
 from vibayes.parameters import Positive, positive
 
 __all__ = ["Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic", "SquaredExponential"]
@@ -23,76 +18,6 @@ __all__ = ["Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic", 
 # Below it a squared distance counts as zero and gives no gradient. The square root 1e-18 and its inverse are
 # normal numbers in float32 too, and adding 1e-18 to 1 changes nothing in either precision.
 _TINY = 1e-36
-
-
-def _centred(
-    x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None, scale: Tensor
-) -> tuple[Float[Tensor, "n d"], Float[Tensor, "m d"] | None]:
-    """Both sets of rows around a common centre and multiplied by `scale`.
-
-    Distances do not depend on the centre, so neither do their gradients, and it can be detached.
-    """
-    centre = x.detach().mean(0)
-    return (x - centre) * scale, None if z is None else (z - centre) * scale
-
-
-def _squares(
-    x: Float[Tensor, "n d"],
-    z: Float[Tensor, "m d"] | None,
-    factor: float = 1.0,
-    offset: Float[Tensor, ""] | None = None,
-) -> Float[Tensor, "n m"]:
-    """`factor |x_i - z_j|^2 + offset`; with z None symmetric to the last bit, its diagonal exactly `offset`.
-
-    Elsewhere rounding may turn a zero distance into a small one of either sign.
-    """
-    offset = x.new_zeros(()) if offset is None else offset
-    x_norms = factor * x.square().sum(-1, keepdim=True)
-    if z is None:
-        left = torch.cat((-factor * x, x_norms + 0.5 * offset), -1)
-        right = torch.cat((x, torch.ones_like(x_norms)), -1)
-        half = left @ right.mT  # matrix products of a matrix with its own transpose are not exactly symmetric
-        return torch.diagonal_scatter(half + half.mT, offset.expand(x.shape[0]))
-    z_norms = factor * z.square().sum(-1, keepdim=True)
-    left = torch.cat((-2.0 * factor * x, x_norms + offset, torch.ones_like(x_norms)), -1)
-    right = torch.cat((z, torch.ones_like(z_norms), z_norms), -1)
-    return left @ right.mT
-
-
-class _Exponential(torch.autograd.Function):
-    """`exp(log_variance - 1/2 |scale x_i - scale z_j|^2)` with a backward pass of few operations.
-
-    With `H = g K`, the gradients of the scaled rows are `H z - (H 1) x` and `H^T x - (H^T 1) z`: one matrix product
-    each over the rows and a column of ones.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, z: Tensor | None, scale: Tensor, log_variance: Tensor) -> Tensor:
-        x, z = _centred(x, z, scale)
-        return _squares(x, z, factor=-0.5, offset=log_variance).exp()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, Tensor, Tensor], output: Tensor) -> None:
-        x, z, scale, _ = inputs
-        ctx.symmetric = z is None
-        ctx.save_for_backward(x, scale, output, *(() if z is None else (z,)))
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
-        x, scale, K, *others = ctx.saved_tensors
-        x, z = _centred(x, None if ctx.symmetric else others[0], scale)
-        if z is None:
-            d_x, total = pulled((g + g.mT) * K, x, x)
-            d_z, d_scale, total = None, d_x * x, 0.5 * total
-        else:
-            H = g * K
-            d_x, total = pulled(H, x, z)
-            d_z, _ = pulled(H.mT, z, x)
-            d_scale = torch.cat((d_x * x, d_z * z))
-        d_scale = (d_scale.sum(0) if scale.ndim else d_scale.sum()) / scale
-        return d_x * scale, None if d_z is None else d_z * scale, d_scale, total
 
 
 class _Stationary(Kernel):
@@ -118,21 +43,15 @@ class _Stationary(Kernel):
         self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None, scale: Tensor
     ) -> Float[Tensor, "n m"]:
         """`variance exp(-1/2 |scale x - scale z|^2)`; the variance's logarithm rides along in the product."""
-        if suits(x):
-            x, z = _centred(x, z, scale)
-            return exponential(x, z, self.variance.log.to(x.dtype))
-        if torch.compiler.is_compiling():  # which fails on a Function inside vmap, and fuses these by itself
-            x, z = _centred(x, z, scale)
-            return _squares(x, z, factor=-0.5, offset=self.variance.log).exp()
-        K: Tensor = _Exponential.apply(x, z, scale, self.variance.log)  # type: ignore[no-untyped-call]
-        return K
+        x, z = centred(x, z, scale)
+        return exponential(x, z, self.variance.log.to(x.dtype))
 
     def _distance(
         self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None, multiple: float
     ) -> tuple[Float[Tensor, "n m"], Float[Tensor, "n m"]]:
         """`multiple` times the scaled distance `r`, and its square; zero gradients where it is zero."""
-        x, z = _centred(x, z, multiple / self.lengthscale.value)
-        square = _squares(x, z).clamp_min(_TINY)
+        x, z = centred(x, z, multiple / self.lengthscale.value)
+        square = squares(x, z).clamp_min(_TINY)
         return square.sqrt(), square
 
     def _diag(self, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
@@ -260,8 +179,8 @@ class RationalQuadratic(_Stationary):
 
     def _matrix(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None) -> Float[Tensor, "n m"]:
         alpha = self.alpha.value
-        x, z = _centred(x, z, (2.0 * alpha).rsqrt() / self.lengthscale.value)
-        base = _squares(x, z).clamp_min(0.0).log1p()  # log(1 + r^2 / (2 alpha))
+        x, z = centred(x, z, (2.0 * alpha).rsqrt() / self.lengthscale.value)
+        base = squares(x, z).clamp_min(0.0).log1p()  # log(1 + r^2 / (2 alpha))
         return (self.variance.log - alpha * base).exp()
 
 
@@ -300,7 +219,7 @@ class Periodic(_Stationary):
         self.depends_on = "inputs"
 
     def _matrix(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None) -> Float[Tensor, "n m"]:
-        x, z = _centred(x, z, 2.0 * math.pi / self.period.value)
+        x, z = centred(x, z, 2.0 * math.pi / self.period.value)
         scale = 1.0 / self.lengthscale.value.expand(self.in_features)
         circle_z = None if z is None else torch.cat((z.cos(), z.sin()), -1)
         return self._exponential(torch.cat((x.cos(), x.sin()), -1), circle_z, torch.cat((scale, scale)))

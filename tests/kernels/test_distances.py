@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import vibayes as vb
-from vibayes.kernels.exponential import exponential
+from vibayes.kernels.distances import exponential, squares
 
 DEVICES = [
     "cpu",
@@ -26,6 +26,15 @@ def test_values(n: int, m: int, d: int, device: str) -> None:
     torch.testing.assert_close(exponential(x, None, offset), plain(x, x, offset))
 
 
+def test_squares() -> None:
+    x, z = torch.randn(2, 5, 3), torch.randn(2, 4, 3)
+    torch.testing.assert_close(squares(x, z), torch.cdist(x, z).square())
+    among = squares(x, None)
+    torch.testing.assert_close(among, torch.cdist(x, x).square())
+    assert torch.equal(among, among.mT)
+    assert bool((among.diagonal(dim1=-2, dim2=-1) == 0.0).all())
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_among_themselves_are_symmetric_and_exact(device: str) -> None:
     x = 1e3 + torch.randn(50, 5, device=device).float()
@@ -43,6 +52,34 @@ def test_gradients(device: str) -> None:
     among = [inputs[0], inputs[2]]
     assert torch.autograd.gradcheck(lambda x, offset: exponential(x, None, offset), among)
     assert torch.autograd.gradgradcheck(lambda x, offset: exponential(x, None, offset), among)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_torch_func(device: str) -> None:
+    x, z = torch.randn(3, 4, 2, device=device), torch.randn(5, 2, device=device)
+    offset = torch.tensor(0.3, device=device)
+
+    def total(x: Tensor, z: Tensor) -> Tensor:
+        return exponential(x, z, offset).square().sum() + exponential(x, None, offset).square().sum()
+
+    together = torch.func.vmap(torch.func.grad(total), (0, None))(x, z)
+    for rows, found in zip(x, together, strict=True):
+        rows = rows.clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(total(rows, z), rows)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_compiled() -> None:
+    """The gradient of the operator is that of the function that stands for it elsewhere."""
+    x, z, offset = (part.requires_grad_() for part in (torch.randn(4, 2), torch.randn(3, 2), torch.tensor(0.1)))
+
+    def total(x: Tensor, z: Tensor, offset: Tensor) -> Tensor:
+        return exponential(x, z, offset).square().sum() + exponential(x, None, offset).square().sum()
+
+    made = torch.compile(total, backend="aot_eager")
+    found = torch.autograd.grad(made(x, z, offset), [x, z, offset])
+    for given, wanted in zip(found, torch.autograd.grad(total(x, z, offset), [x, z, offset]), strict=True):
+        torch.testing.assert_close(given, wanted)
 
 
 @pytest.mark.parametrize("device", DEVICES)

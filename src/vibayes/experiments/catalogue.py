@@ -185,13 +185,14 @@ _DWP_UCI = Experiment(
     note=(
         "Published splits. Log likelihood and RMSE in original units, ELBO per data point on standardised targets. "
         "Chosen, as the thesis leaves it open: 100 inducing points, which start at the first training rows; full "
-        "batches up to 10,000 rows; lengthscales sqrt(D), variances 1; log noise -3 with factor 10; pseudo-outputs at "
-        "the inducing inputs with log precision 2, in the last layer at their targets with 3, the noise's; no noise in "
-        "hidden layers; jitter 1e-6 of the variance, for deep GPs 1e-8 (in float32 set 1e-5); a rate of 0.02, a tenth "
-        "after half and a hundredth after 85% of the steps, where the thesis has 0.01 and a tenth after half; a KL weight that "
-        "rises to 1 over the first 5,000 steps, for plain DWP and in the thesis over 1,000: lr=0.01, lr_drops=[0.5], "
-        "kl_warmup=1000, jitter=null are its settings (docs/decisions/deep-gp-start.md, wishart-start.md). DIWP: our "
-        "own run of the model whose log likelihoods the thesis quotes, degrees of freedom learned from 50."
+        "batches up to 10,000 rows; lengthscales sqrt(D), variances 1; log noise -3 with factor 10; pseudo-outputs "
+        "at the inducing inputs with log precision 2, in the last layer at their targets with 3, the noise's; no "
+        "noise in hidden layers; jitter 1e-6 of the variance, for deep GPs 1e-8 (in float32 set 1e-5); a rate of "
+        "0.02, a tenth after half and a hundredth after 85% of the steps, where the thesis has 0.01 and a tenth "
+        "after half; a KL weight that rises to 1 over the first 5,000 steps, for plain DWP and in the thesis over "
+        "1,000: lr=0.01, lr_drops=[0.5], kl_warmup=1000, jitter=null are its settings "
+        "(docs/decisions/deep-gp-start.md, wishart-start.md). DIWP: our own run of the model whose log likelihoods "
+        "the thesis quotes, degrees of freedom learned from 50."
     ),
 )
 

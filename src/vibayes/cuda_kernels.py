@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["LARGEST", "WIDEST", "available", "exponential", "factorize"]
+__all__ = ["LARGEST", "MOST", "WIDEST", "available", "exponential", "factorize"]
 
 LARGEST = 128  # the largest matrix that is factorized in a block's registers
 WIDEST = 32  # as many columns has a row that stays in a thread's registers
+MOST = 65_535 * 256  # as many columns of a matrix have blocks of their own in exponential.cu
 
 _TILE = 256, 16  # columns and rows of a block in exponential.cu
 
@@ -43,13 +44,13 @@ def factorize(K: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def exponential(x: Tensor, z: Tensor, offset: Tensor) -> Tensor:
-    """`exp(offset - |x_i - z_j|^2 / 2)` for batches `[b, n, d]`, `[b, m, d]` and `[b]`, d <= `WIDEST`."""
+    """`exp(offset - |x_i - z_j|^2 / 2)` for batches `[b, n, d]`, `[b, m, d]`, `[b]`; d <= `WIDEST`, m <= `MOST`."""
     (b, n, d), m = x.shape, z.shape[1]
     found = x.new_empty(b, n, m)
     if b and n and m:
         launch = _kernel("exponential", "exponential", x.dtype, x.device, 0, D=d)
         columns, rows = _TILE
-        grid = (b, -(-n // rows), -(-m // columns))
+        grid = (b * -(-n // rows), -(-m // columns), 1)
         launch(grid, (columns // 2, 1, 1), (x.contiguous(), z.contiguous(), offset.contiguous(), found, n, m))
     return found
 

@@ -1,6 +1,7 @@
 // exp(offset - |x_i - z_j|^2 / 2) for all pairs of rows of two sets, a block of 128 threads for 16 rows and 256 columns.
 //
-// Defined by the caller: D, the width of the rows; NUMBER, float or double.
+// Defined by the caller: D, the width of the rows; NUMBER, float or double. Blocks run over the tiles of 16 rows of all
+// matrices, and over those of 256 columns.
 //
 // A thread keeps two rows of z in registers and meets the 16 rows of x in shared memory. Differences are squared as they
 // are, so that equal rows have a distance of exactly zero, and a matrix of one set with itself is symmetric to the last
@@ -12,19 +13,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 exponential(const NUMBER* __restrict__ x, const NUMBER* __restrict__ z, const NUMBER* __restrict__ offset,
             NUMBER* __restrict__ found, int n, int m) {
   __shared__ NUMBER rows[ROWS][D];
-  const int first = ROWS * blockIdx.y, j = 2 * THREADS * blockIdx.z + threadIdx.x, k = j + THREADS;
-  x += ((long long)blockIdx.x * n + first) * D;
-  z += (long long)blockIdx.x * m * D;
-  found += ((long long)blockIdx.x * n + first) * m;
+  const int tiles = (n + ROWS - 1) / ROWS, matrix = blockIdx.x / tiles, first = ROWS * (blockIdx.x % tiles);
+  const int j = 2 * THREADS * blockIdx.y + threadIdx.x, k = j + THREADS;
+  x += ((long long)matrix * n + first) * D;
+  z += (long long)matrix * m * D;
+  found += ((long long)matrix * n + first) * m;
   const int count = min(ROWS, n - first);
   for (int e = threadIdx.x; e < count * D; e += THREADS) rows[e / D][e % D] = x[e];
   NUMBER left[D], right[D];
 #pragma unroll
   for (int d = 0; d < D; ++d) {
-    left[d] = j < m ? z[j * D + d] : 0;
-    right[d] = k < m ? z[k * D + d] : 0;
+    left[d] = j < m ? z[(long long)j * D + d] : 0;
+    right[d] = k < m ? z[(long long)k * D + d] : 0;
   }
-  const NUMBER start = offset[blockIdx.x];
+  const NUMBER start = offset[matrix];
   __syncthreads();
   for (int i = 0; i < count; ++i) {
     NUMBER a = 0, b = 0;

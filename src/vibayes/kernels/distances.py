@@ -98,8 +98,9 @@ class _Exponential(torch.autograd.Function):
 
 
 def _exponential(x: Tensor, z: Tensor | None, offset: Tensor) -> Tensor:
-    if x.is_cuda and cuda_kernels.available() and 0 < x.shape[-1] <= cuda_kernels.WIDEST:
-        other = x if z is None else z
+    other = x if z is None else z
+    fits = 0 < x.shape[-1] <= cuda_kernels.WIDEST and other.shape[-2] <= cuda_kernels.MOST
+    if fits and x.is_cuda and cuda_kernels.available():
         batch, b = x.shape[:-2], math.prod(x.shape[:-2])
         rows, others = (part.reshape(b, *part.shape[-2:]) for part in (x, other))
         return cuda_kernels.exponential(rows, others, offset.reshape(b)).view(*batch, x.shape[-2], other.shape[-2])

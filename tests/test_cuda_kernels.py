@@ -1,0 +1,88 @@
+"""Our CUDA kernels without a GPU: compiled for the CPU with a thread for every thread of a block.
+
+What a device makes of them is tested where there is one (`test_factorization.py`, `kernels/test_distances.py`); here it
+is seen on any machine that indices, sizes and barriers are right.
+"""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vibayes import cuda_kernels
+
+COMPILER = shutil.which("g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kernels come from the CPU's compiler, and take tensors of the CPU."""
+
+    def kernel(
+        file: str, name: str, dtype: torch.dtype, device: torch.device, shared: int, **constants: int
+    ) -> Callable[..., None]:
+        number = {torch.float32: "float", torch.float64: "double"}[dtype]
+
+        def launch(
+            grid: tuple[int, int, int], block: tuple[int, int, int], given: tuple[Any, ...], shared_mem: int = 0
+        ) -> None:
+            assert grid[2] == block[1] == block[2] == 1
+            assert shared_mem == shared
+            kinds = {dtype: f"({number}*)given", torch.int32: "(int*)given"}
+            types = [kinds[a.dtype] if isinstance(a, Tensor) else "*(int*)given" for a in given]
+            listed = ", ".join(f"{kind}[{i}]" for i, kind in enumerate(types))
+            source = (Path(cuda_kernels.__file__).parent / f"{file}.cu").read_text()
+            lines = [
+                *(f"#define {key} {value}" for key, value in {**constants, "NUMBER": number}.items()),
+                f'#include "{HERE / "cuda_emulation.h"}"',
+                source.replace("extern __shared__ double L[];", "double* L = dynamic_shared;"),
+                'extern "C" void run(int width, int height, int threads, void** given) {',
+                f"  run_blocks(width, height, threads, [=] {{ {name}({listed}); }});",
+                "}",
+            ]
+            made = tmp_path / "kernel"
+            made.with_suffix(".cpp").write_text("\n".join(lines))
+            assert COMPILER is not None
+            command = [COMPILER, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread"]
+            subprocess.run([*command, "-o", f"{made}.so", f"{made}.cpp"], check=True, capture_output=True)
+            numbers = {i: ctypes.c_int(a) for i, a in enumerate(given) if not isinstance(a, Tensor)}
+            pointers = [ctypes.addressof(numbers[i]) if i in numbers else a.data_ptr() for i, a in enumerate(given)]
+            array = (ctypes.c_void_p * len(given))(*pointers)
+            ctypes.CDLL(f"{made}.so").run(grid[0], grid[1], block[0], array)
+
+        return launch
+
+    monkeypatch.setattr(cuda_kernels, "_kernel", kernel)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "m", "d"), [(1, 1, 1), (17, 257, 13), (40, 3, 32)])
+def test_exponential(n: int, m: int, d: int, dtype: torch.dtype) -> None:
+    x, z, offset = 0.3 * torch.randn(3, n, d), 0.3 * torch.randn(3, d, m).mT, torch.randn(3)
+    found = cuda_kernels.exponential(x.to(dtype), z.to(dtype), offset.to(dtype))
+    wanted = torch.exp(offset[:, None, None] - 0.5 * torch.cdist(x, z).square())
+    torch.testing.assert_close(found, wanted.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 20, 48])
+def test_factorize(n: int, dtype: torch.dtype) -> None:
+    root = torch.randn(3, n, n)
+    K = (root @ root.mT / n + 0.1 * torch.eye(n)).to(dtype)
+    K[1, n - 1, n - 1] = -1.0
+    L, inverse, log_det, info = cuda_kernels.factorize(K)
+    good = torch.tensor([0, 2])
+    exact = torch.linalg.cholesky(K[good].double())
+    torch.testing.assert_close(L[good], exact.to(dtype))
+    torch.testing.assert_close(inverse[good], torch.linalg.inv(exact).to(dtype), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(log_det[good], torch.logdet(K[good].double()).to(dtype))
+    assert info.tolist() == [0, 1, 0]
+    assert bool(torch.isnan(L[1]).all() & torch.isnan(inverse[1]).all() & torch.isnan(log_det[1]))

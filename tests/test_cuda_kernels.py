@@ -48,7 +48,7 @@ def _emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 f"  run_blocks(width, height, threads, [=] {{ {name}({listed}); }});",
                 "}",
             ]
-            made = tmp_path / "kernel"
+            made = tmp_path / name  # a library of its own: one that is loaded is not loaded again
             made.with_suffix(".cpp").write_text("\n".join(lines))
             assert COMPILER is not None
             command = [COMPILER, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread"]

@@ -132,6 +132,7 @@ def test_report_has_every_table_and_needs_nothing_else(
             "model": "SVGP",
             "metric": "elbo_per_datapoint",
         },
+        {"table": "tab:tiny <1>", "chapter": "3", "dataset": "diabetes", "model": "Other", "metric": "test_ll"},
     )
     whole = tuple(
         {**dict.fromkeys(("prior", "depth", "note", "batch_size"), ""), **r, "value": "-1.30", "stderr": "0.02"}
@@ -150,7 +151,11 @@ def test_report_has_every_table_and_needs_nothing_else(
     shown = " ".join(parsed.text)
     for words in ("tab:tiny <1>", "Learning curves", "Timings", "How it was run", "Means and standard errors"):
         assert words in shown
-    assert shown.count("-1.30 ± 0.02") == 2
+    assert shown.count("-1.30 ± 0.02") == 3
+    assert "1 of 2 rows have no result of ours yet" in shown
+    first, folded = text.split("<details", 1)
+    assert ">Other<" not in first
+    assert ">Other<" in folded
     assert text.count("<polyline") == 3  # one per split
     assert "viewport" in text
     assert capsys.readouterr().out.strip().endswith(str(page))

@@ -222,15 +222,20 @@ def _table(name: str, rows: Sequence[Row]) -> str:
     by_line: dict[tuple[str, ...], dict[str, Row]] = {}
     for row in rows:
         by_line.setdefault(tuple(row.printed.get(key, "") for key in keys), {})[row.printed["metric"]] = row
-    lines = []
+    lines: list[str] = []
+    without: list[str] = []  # a result of ours
     for key, found in by_line.items():
         cells = "".join(f'<td class="k">{escape(part)}</td>' for part in key)
-        lines.append(f"<tr>{cells}{''.join(_cell(found.get(metric)) for metric in metrics)}</tr>")
+        place = without if all(row.ours is None for row in found.values()) else lines
+        place.append(f"<tr>{cells}{''.join(_cell(found.get(metric)) for metric in metrics)}</tr>")
     if name == "text_numbers":
         name = "Numbers in the thesis's text"
     caption = '<p class="small">Ours with its standard error and the number of splits; below it the thesis\'s.</p>'
     head = [key.replace("_", " ") for key in keys] + metrics
-    return f"<h3>{escape(name)}</h3>{caption}{grid(head, lines, len(keys))}"
+    shown = f"{caption}{grid(head, lines, len(keys))}" if lines else ""
+    rest = f"<summary>{len(without)} of {len(by_line)} rows have no result of ours yet</summary>"
+    hidden = f'<details class="small">{rest}{grid(head, without, len(keys))}</details>' if without else ""
+    return f"<h3>{escape(name)}</h3>{shown}{hidden}"
 
 
 def _cell(row: Row | None) -> str:

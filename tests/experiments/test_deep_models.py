@@ -9,7 +9,7 @@ import torch
 
 from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
-from vibayes.experiments import reference
+from vibayes.experiments import models, reference
 from vibayes.experiments.catalogue import available, get
 from vibayes.experiments.experiment import Experiment, Unit, merge, override
 from vibayes.experiments.models import MODELS, build, training_options
@@ -186,11 +186,13 @@ def test_training_of_chapter_five() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_jitter_is_what_was_asked_for(dtype: str) -> None:
+def test_jitter_is_what_was_asked_for(dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    models._warn_of_little_jitter.cache_clear()
     for given, wanted in ((1e-8, 1e-8), (None, {"float32": 1e-5, "float64": 1e-6}[dtype])):
         unit = first_unit("dwp-uci", "DGP", n_inducing=20, jitter=given, dtype=dtype)
         model = built(unit)[0]
         assert float(model.jitter) == pytest.approx(wanted)
+    assert [("little for float32" in message) for message in caplog.messages] == [True] * (dtype == "float32")
 
 
 def test_fewer_rows_than_inducing_points() -> None:

@@ -4,6 +4,8 @@ A builder takes the data and the options of a run and returns the model and the 
 New model families add a function here and a line to `MODELS`.
 """
 
+import functools
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vibayes import linalg
 from vibayes.conjugate.base import ConjugateModel
 from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
@@ -29,6 +32,8 @@ from vibayes.posteriors.base import Posterior
 from vibayes.training import schedules
 
 __all__ = ["MODELS", "AnyModel", "Builder", "build", "n_steps", "training_options"]
+
+logger = logging.getLogger("vibayes")
 
 AnyModel = Model | ConjugateModel
 Builder = Callable[[Split, Mapping[str, Any]], tuple[AnyModel, dict[str, Any]]]
@@ -54,6 +59,16 @@ def svgp(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any
 
 # The posterior of a layer from the options, the split, the number of inducing points, and whether the layer is last.
 _LayerPosterior = Callable[[Mapping[str, Any], Split, int, bool], Posterior]
+
+
+@functools.cache  # once, not for every split
+def _warn_of_little_jitter(jitter: float) -> None:
+    logger.warning(
+        "A jitter of %.0e is little for float32, which then loses digits that the bound needs. Set jitter=%.0e, or "
+        "train in float64.",
+        jitter,
+        linalg.default_jitter(torch.float32),
+    )
 
 
 def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
@@ -107,6 +122,8 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
             model.inducing.requires_grad_(chosen.get("learn_inducing", True))
         if chosen.get("jitter") is not None:
             model.jitter.fill_(chosen["jitter"])
+            if chosen["jitter"] < linalg.default_jitter(model.dtype) and model.dtype == torch.float32:
+                _warn_of_little_jitter(float(chosen["jitter"]))
         _start_factors(layers[:-1], chosen.get("hidden_std"))
         return model, training_options(options, len(split.x_train))
 

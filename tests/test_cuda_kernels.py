@@ -5,6 +5,7 @@ is seen on any machine that indices, sizes and barriers are right.
 """
 
 import ctypes
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -36,14 +37,14 @@ def _emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ) -> None:
             assert grid[2] == block[1] == block[2] == 1
             assert shared_mem == shared
-            kinds = {dtype: f"({number}*)given", torch.int32: "(int*)given"}
+            kinds = {torch.float32: "(float*)given", torch.float64: "(double*)given", torch.int32: "(int*)given"}
             types = [kinds[a.dtype] if isinstance(a, Tensor) else "*(int*)given" for a in given]
             listed = ", ".join(f"{kind}[{i}]" for i, kind in enumerate(types))
             source = (Path(cuda_kernels.__file__).parent / f"{file}.cu").read_text()
             lines = [
                 *(f"#define {key} {value}" for key, value in {**constants, "NUMBER": number}.items()),
                 f'#include "{HERE / "cuda_emulation.h"}"',
-                source.replace("extern __shared__ double L[];", "double* L = dynamic_shared;"),
+                re.sub(r"extern __shared__ double (\w+)\[\];", r"double* \1 = dynamic_shared;", source),
                 'extern "C" void run(int width, int height, int threads, void** given) {',
                 f"  run_blocks(width, height, threads, [=] {{ {name}({listed}); }});",
                 "}",
@@ -86,3 +87,20 @@ def test_factorize(n: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(log_det[good], torch.logdet(K[good].double()).to(dtype))
     assert info.tolist() == [0, 1, 0]
     assert bool(torch.isnan(L[1]).all() & torch.isnan(inverse[1]).all() & torch.isnan(log_det[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("m", "n", "p"), [(1, 1, 1), (8, 66, 3), (21, 40, 16), (100, 7, 13)])
+def test_rows(m: int, n: int, p: int, dtype: torch.dtype) -> None:
+    W = torch.randn(2, m, m).tril()
+    K, v, g_mean = torch.randn(2, m, n).to(dtype), torch.randn(2, m, p).to(dtype), torch.randn(2, p, n).mT.to(dtype)
+    g_loss = torch.randn(2, n).to(dtype)
+    A, mean, loss = cuda_kernels.rows(W, K, v)
+    exact = W @ K.double()
+    torch.testing.assert_close(A, exact.to(dtype))
+    torch.testing.assert_close(mean, (exact.mT @ v.double()).to(dtype), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(loss, exact.square().sum(-2).to(dtype))
+    d_A, d_K = cuda_kernels.rows_backward(W, A.mT.contiguous().mT, v, g_mean, g_loss)
+    wanted = v.double() @ g_mean.mT.double() + 2.0 * exact * g_loss[:, None, :]
+    torch.testing.assert_close(d_A, wanted.to(dtype), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(d_K, W.mT @ d_A.double(), rtol=1e-5, atol=1e-4, check_dtype=False)

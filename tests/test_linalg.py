@@ -27,14 +27,10 @@ def test_jitter_is_a_share_of_the_mean_diagonal() -> None:
     torch.testing.assert_close(linalg.add_jitter(K, torch.tensor(0.01)) - K, added)
 
 
-@pytest.mark.parametrize(("dtype", "jitter"), [(torch.float64, 1e-6), (torch.float32, 1e-5)])
-def test_default_jitter(dtype: torch.dtype, jitter: float) -> None:
-    assert linalg.default_jitter(dtype) == jitter
-
-
-def test_other_dtypes_have_no_jitter() -> None:
+def test_other_dtypes_are_refused() -> None:
+    linalg.check_dtype(torch.float32)
     with pytest.raises(vb.ConfigurationError, match=r"float32 or float64.*model\.double\(\)"):
-        linalg.default_jitter(torch.float16)
+        linalg.check_dtype(torch.float16)
 
 
 def test_cholesky_fails_only_where_it_fails() -> None:

@@ -517,18 +517,17 @@ def test_float32_trains(make: Callable[[], vb.Model]) -> None:
     assert model.predict(x).mean.dtype == torch.float32
 
 
-def test_jitter_follows_the_dtype() -> None:
+def test_jitter_survives_the_dtype() -> None:
     model = svgp()
-    assert model.float().jitter.item() == pytest.approx(1e-5)
-    assert model.double().jitter.item() == pytest.approx(1e-6)
+    assert model.float().jitter.item() == pytest.approx(1e-6)
     model.jitter.fill_(1e-3)
-    assert model.float().jitter.item() == pytest.approx(1e-3)  # someone's choice
+    assert model.double().jitter.item() == pytest.approx(1e-3)
     with pytest.raises(vb.ConfigurationError, match="float32 or float64"):
         svgp().half()
     broken = svgp()
     with pytest.raises(vb.ConfigurationError):
         broken.bfloat16()
-    assert broken.float().jitter.item() == pytest.approx(1e-5)
+    assert broken.float().jitter.item() == pytest.approx(1e-6)
 
 
 def test_converted_models_agree() -> None:

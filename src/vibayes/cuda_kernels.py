@@ -10,9 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["LARGEST", "MOST", "WIDEST", "available", "exponential", "factorize"]
+__all__ = [
+    "LARGEST",
+    "MOST",
+    "WIDEST",
+    "available",
+    "exponential",
+    "factorize",
+    "rows",
+    "rows_available",
+    "rows_backward",
+]
 
-LARGEST = 128  # the largest matrix that is factorized in a block's registers
+LARGEST = 128  # the largest matrix that is factorized in a block's registers, or multiplied with in rows.cu
 WIDEST = 32  # as many columns has a row that stays in a thread's registers
 MOST = 65_535 * 256  # as many columns of a matrix have blocks of their own in exponential.cu
 
@@ -53,6 +63,55 @@ def exponential(x: Tensor, z: Tensor, offset: Tensor) -> Tensor:
         grid = (b * -(-n // rows), -(-m // columns), 1)
         launch(grid, (columns // 2, 1, 1), (x.contiguous(), z.contiguous(), offset.contiguous(), found, n, m))
     return found
+
+
+_OUTPUTS = 16  # as many columns of inducing values does rows.cu take
+
+
+def rows_available(K: Tensor, v: Tensor) -> bool:
+    """Whether `rows` takes these: covariances `[*batch, m, n]` and inducing values `[*batch, m, p]`."""
+    m, p = v.shape[-2:]
+    if not (K.is_cuda and available() and 0 < m <= LARGEST and 0 < p <= _OUTPUTS):
+        return False
+    about = torch.cuda.get_device_properties(K.device)
+    shared = getattr(about, "shared_memory_per_block_optin", about.shared_memory_per_block)
+    return about.major >= 8 and max(_rows_memory(K, p)) <= shared  # with tensor cores for float64
+
+
+def _rows_memory(K: Tensor, p: int) -> tuple[int, int]:
+    """Bytes of shared memory that a block takes forwards and backwards: W, K, and backwards v."""
+    m = K.shape[-2]
+    tiles, steps = -(-m // 16), -(-m // 4)
+    blocks = [(min(4, steps - 4 * b), b) for b in range(tiles)]
+    lower, upper = sum(s * (tiles - b) for s, b in blocks), sum(s * (b + 1) for s, b in blocks)
+    number = K.element_size()
+    return 512 * lower + 256 * steps * number, 512 * upper + (256 * steps + m * p) * number
+
+
+def rows(W: Tensor, K: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`A = W K`, `A^T v` and `diag(A^T A)` for batches `[b, m, m]`, `[b, m, n]`, `[b, m, p]`.
+
+    `W = L^-1` is lower triangular and float64, and so are sums, whatever `K` is.
+    """
+    (b, m, n), p = K.shape, v.shape[-1]
+    A, mean, loss = K.new_empty(b, m, n), K.new_empty(b, n, p), K.new_empty(b, n)
+    _launch_rows("rows", _rows_memory(K, p)[0], (W, K, v), (A, mean, loss))
+    return A, mean, loss
+
+
+def rows_backward(W: Tensor, A: Tensor, v: Tensor, g_mean: Tensor, g_loss: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of `A` and `K` in `rows`: `dA = v g_mean^T + 2 A diag(g_loss)` and `dK = W^T dA`."""
+    d_A, d_K = A.new_empty(A.shape), A.new_empty(A.shape)
+    _launch_rows("rows_backward", _rows_memory(A, v.shape[-1])[1], (W, A, v, g_mean, g_loss), (d_A, d_K))
+    return d_A, d_K
+
+
+def _launch_rows(name: str, shared: int, given: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
+    (b, m, n), p = given[1].shape, given[2].shape[-1]
+    if b and n:
+        launch = _kernel("rows", name, given[1].dtype, given[1].device, shared, M=m, P=p)
+        inputs = (part.contiguous() for part in given)
+        launch((b * -(-n // 64), 1, 1), (128, 1, 1), (*inputs, *found, n), shared_mem=shared)
 
 
 @functools.cache

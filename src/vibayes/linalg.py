@@ -16,11 +16,13 @@ from vibayes.factor_products import factor_product
 from vibayes.factorization import factorize
 
 __all__ = [
+    "DTYPES",
+    "JITTER",
     "Factor",
     "add_jitter",
     "add_to_diagonal",
+    "check_dtype",
     "cholesky",
-    "default_jitter",
     "factor",
     "gaussian_kl",
     "log_normal",
@@ -35,21 +37,18 @@ __all__ = [
     "weighted_grams",
 ]
 
-_JITTER = {torch.float64: 1e-6, torch.float32: 1e-5}
+JITTER = 1e-6
+"""How much of its mean diagonal a model's kernel matrices get added by default (docs/decisions/jitter.md)."""
+
+DTYPES = (torch.float32, torch.float64)
 
 
-def default_jitter(dtype: torch.dtype) -> float:
-    """How much of its mean diagonal a kernel matrix gets added in a model of this dtype (docs/decisions/jitter.md).
-
-    >>> default_jitter(torch.float64)
-    1e-06
-    """
-    try:
-        return _JITTER[dtype]
-    except KeyError:
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuse a dtype in which kernel matrices cannot be worked with."""
+    if dtype not in DTYPES:
         raise ConfigurationError(
             f"Models work in float32 or float64, not {dtype}. Convert with model.double() or model.float()."
-        ) from None
+        )
 
 
 def add_jitter(K: Float[Tensor, "*batch n n"], jitter: float | Float[Tensor, ""]) -> Float[Tensor, "*batch n n"]:

@@ -1,6 +1,5 @@
 """What every model has in common: a likelihood, units, checked data, and a bound to maximise."""
 
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -64,7 +63,7 @@ class TrainableModel(nn.Module, ABC):
         self.row_shape: tuple[int, ...] | None = None
 
     def _finish(self) -> None:
-        """Check dtypes once all parameters exist, and set the jitter that the dtype needs."""
+        """Check dtypes once all parameters exist, and set the jitter."""
         by_dtype = {p.dtype: name for name, p in self.named_parameters() if p.is_floating_point()}
         if len(by_dtype) > 1:
             found = ", ".join(f"{name} is {dtype}" for dtype, name in by_dtype.items())
@@ -73,17 +72,16 @@ class TrainableModel(nn.Module, ABC):
                 "torch.set_default_dtype, and convert the finished model with model.double() or model.float()."
             )
         dtype = next(iter(by_dtype), torch.get_default_dtype())
-        self.register_buffer("jitter", torch.tensor(linalg.default_jitter(dtype), dtype=dtype))
+        linalg.check_dtype(dtype)
+        self.register_buffer("jitter", torch.tensor(linalg.JITTER, dtype=dtype))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Convert as torch does; the jitter follows the dtype, unless someone has set another one."""
+        """Convert as torch does, to dtypes that models work in."""
         before = self.dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.dtype != before:
-            needed = linalg.default_jitter(self.dtype)
-            usable = before in (torch.float32, torch.float64)
-            if not usable or math.isclose(float(self.jitter), linalg.default_jitter(before), rel_tol=1e-3):
-                self.jitter.fill_(needed)
+        linalg.check_dtype(self.dtype)
+        if before not in linalg.DTYPES:  # which had rounded it
+            self.jitter.fill_(linalg.JITTER)
         return self
 
     @property

@@ -67,7 +67,7 @@ def _warn_of_little_jitter(jitter: float) -> None:
         "A jitter of %.0e is little for float32, which then loses digits that the bound needs. Set jitter=%.0e, or "
         "train in float64.",
         jitter,
-        linalg.default_jitter(torch.float32),
+        linalg.JITTER,
     )
 
 
@@ -122,7 +122,7 @@ def _deep(posterior: _LayerPosterior, *, inverse: bool = False) -> Builder:
             model.inducing.requires_grad_(chosen.get("learn_inducing", True))
         if chosen.get("jitter") is not None:
             model.jitter.fill_(chosen["jitter"])
-            if chosen["jitter"] < linalg.default_jitter(model.dtype) and model.dtype == torch.float32:
+            if chosen["jitter"] < linalg.JITTER and model.dtype == torch.float32:
                 _warn_of_little_jitter(float(chosen["jitter"]))
         _start_factors(layers[:-1], chosen.get("hidden_std"))
         return model, training_options(options, len(split.x_train))

@@ -123,7 +123,7 @@ class GP(Layer):
             mean, change = conditional_moments(Kii.to(z.dtype), factor, Kit, q.mean, q.factor)  # [N, P]
             variance = self.variance(x)[:, None] + change
         elif not draw.joint:
-            mean, loss = conditional_rows(factor, Kit, v)  # [N, P], [N]
+            mean, loss = conditional_rows(exact, Kit, v)  # [N, P], [N]
             variance = (self.variance(x) - loss)[:, None]  # [N, 1]
         else:
             A = factor.solve(Kit)  # [M, N]

@@ -87,9 +87,10 @@ class InverseWishartProcess(Layer):
         z, x = rows[: draw.n_inducing], rows[draw.n_inducing :]
         dof = self.dof.value
         Kii = linalg.add_jitter(self.kernel(z.double()), draw.jitter)  # [M, M], float64 as in `GP`
-        factor = draw.factor(name, Kii, jitter=False).to(z.dtype)
+        exact = draw.factor(name, Kii, jitter=False)
+        factor = exact.to(z.dtype)
         W = self.posterior.sample(GramSite(name, factor.lower, len(z), Kii, dof=dof), draw)  # L^-1 C  [M, M]
-        A = factor.solve(self.kernel(z, x))  # L^-1 K_it  [M, N]
+        A = exact.solve(self.kernel(z, x).to(Kii.dtype)).to(z.dtype)  # L^-1 K_it  [M, N]
         R = self._residual(x, A, draw, name)  # [N, 1] or [N, N]
         # C^T G_ii^-1 G_it = W^T (L^-1 K_it + noise of covariance g / dof): the columns of noise are those of R
         noise = draw.randn(f"{name}.rows", len(z), len(x), like=A)

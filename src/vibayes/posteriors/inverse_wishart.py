@@ -54,7 +54,7 @@ class InverseWishartPosterior(Posterior):
     def initialize(self, layer: Any, rows: Tensor) -> None:
         """Start the scatter at `extra K`, with the kernel matrix that the first draw meets."""
         M = self.V.shape[0]
-        K = linalg.add_jitter(layer.covariance(rows[:M].double()), linalg.default_jitter(rows.dtype))
+        K = linalg.add_jitter(layer.covariance(rows[:M].double()), linalg.JITTER)
         self.V.copy_(self.extra.value.sqrt() * linalg.cholesky(K)[0])
 
     def distribution(self, site: GramSite, draw: Draw) -> InverseWishart:

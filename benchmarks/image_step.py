@@ -91,6 +91,7 @@ def bayesian(posterior: str, network: str, channels: int, given: argparse.Namesp
         log_every=given.steps,
         device=given.device,
         graph=None if given.graph else False,
+        compile=given.compiled,
         progress=False,
         callback=log,
     )
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--inducing", type=int, default=500)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--eager", dest="graph", action="store_false", help="no CUDA graphs")
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

@@ -7,8 +7,10 @@ arithmetic of a step's matrix products and factorizations with the share of the 
     python benchmarks/replicas.py --device cuda --out replicas.json
     python benchmarks/replicas.py --device cpu --replicas 1 20 --gpytorch
     python benchmarks/replicas.py --device cuda --replicas 20 --model DGP --modes graph compiled-graph
+    python benchmarks/replicas.py --device cuda --replicas 40 --model "BNN global inducing" --inducing 455 --modes graph
 
-Models are sparse GPs, or the deep ones of the experiments: five layers, 10 draws.
+Models are sparse GPs, or the deep ones of the experiments: deep GPs of five layers, networks of 50 units in two hidden
+layers, 10 draws.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import vibayes as vb
+from vibayes.experiments import catalogue  # noqa: F401  (adds its models)
 from vibayes.experiments.models import build
 from vibayes.training.adam import AdamRun
 from vibayes.training.batches import InMemory
@@ -33,13 +36,14 @@ from vibayes.training.progress import Progress
 from vibayes.training.run import Options
 from vibayes.training.stacked import Stacked
 
-D, M = 13, 100  # Boston
+D = 13  # Boston
 
 
 def model_and_source(r: int, chosen: argparse.Namespace) -> tuple[vb.Model, InMemory]:
     generator = torch.Generator().manual_seed(r)
     x = torch.randn(chosen.rows, D, generator=generator, dtype=torch.get_default_dtype())
     y = x[:, 0].sin() + 0.1 * torch.randn(chosen.rows, generator=generator, dtype=torch.get_default_dtype())
+    M = chosen.inducing
     if chosen.model == "SVGP":
         kernel = vb.SquaredExponential(D, ard=True, lengthscale=D**0.5)
         model = vb.Model(vb.GP(1, kernel=kernel, posterior=vb.LocalInducing(M, inputs=x[:M])), vb.Gaussian(0.1))
@@ -92,6 +96,8 @@ def time_run(replicas: int, chosen: argparse.Namespace, **more: Any) -> dict[str
     if cuda:
         torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / steps
+    if chosen.profile:
+        profile(run, cuda)
     memory = (torch.cuda.max_memory_allocated() - before) / 2**20 if cuda else float("nan")
     gflop = replicas * flop(models[0], sources[0], draws) / 1e9
     return {
@@ -103,11 +109,26 @@ def time_run(replicas: int, chosen: argparse.Namespace, **more: Any) -> dict[str
     }
 
 
+def profile(run: AdamRun, cuda: bool) -> None:
+    with torch.profiler.profile() as found:
+        for _ in range(10):
+            run._advance()
+        if cuda:
+            torch.cuda.synchronize()
+    order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    print(found.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=100))
+
+
 def flop(model: vb.Model, source: InMemory, draws: int) -> int:
     """Of one model's step."""
     one = Stacked([model], [source], draws)
     one.load(0)
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.vibayes.factorize: factorize_flop}) as counter:
+    ours = {
+        torch.ops.vibayes.factorize: factorize_flop,
+        torch.ops.vibayes.weighted_grams: grams_flop,
+        torch.ops.vibayes.weighted_grams_backward: grams_flop,
+    }
+    with FlopCounterMode(display=False, custom_mapping=ours) as counter:
         torch.autograd.grad(one.bound().objective().sum(), one.parameters)
     return counter.get_total_flops()
 
@@ -117,11 +138,16 @@ def factorize_flop(shape: tuple[int, ...], *_: Any, **__: Any) -> int:
     return int(2 * math.prod(shape[:-2]) * shape[-1] ** 3 / 3)
 
 
+def grams_flop(design: tuple[int, ...], weights: tuple[int, ...], *_: Any, **__: Any) -> int:
+    """A product of the size of the design for every output."""
+    return 2 * math.prod(design) * design[-1] * weights[-2]
+
+
 def gpytorch_ms(chosen: argparse.Namespace) -> float:
     from svgp_step import gpytorch_step
 
     x = torch.randn(chosen.batch_size or chosen.rows, D)
-    step = gpytorch_step(x, x[:, 0].sin(), torch.randn(M, D))
+    step = gpytorch_step(x, x[:, 0].sin(), torch.randn(chosen.inducing, D))
     for _ in range(5):
         step()
     begin = time.perf_counter()
@@ -134,15 +160,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 20, 100])
-    parser.add_argument("--model", default="SVGP", help="SVGP, DGP, DWP, DWP-A, DWP-AB, DGP-local, DGP-DSVI")
+    parser.add_argument("--model", default="SVGP", help="SVGP, or one of the experiments: DGP, DWP-AB, ...")
     parser.add_argument("--depth", type=int, default=5, help="of deep models")
     parser.add_argument("--draws", type=int, default=10, help="of deep models")
     parser.add_argument("--rows", type=int, default=455, help="N; Boston has 455")
+    parser.add_argument("--inducing", type=int, default=100)
     parser.add_argument("--dtypes", nargs="+", default=["float64", "float32"])
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--modes", nargs="+", default=None, help="eager, graph, compiled")
     parser.add_argument("--gpytorch", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print what ten further steps spend their time on")
     parser.add_argument("--peak", type=float, default=67.0, help="TFLOP/s of the device (H200: 67 in both dtypes)")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -186,7 +214,7 @@ def main() -> None:
             "draws": None if arguments.model == "SVGP" else arguments.draws,
             "N": arguments.rows,
             "D": D,
-            "M": M,
+            "M": arguments.inducing,
             "batch_size": arguments.batch_size,
             "threads": torch.get_num_threads(),
             "vibayes": vb.__version__,

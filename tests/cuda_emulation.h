@@ -44,7 +44,7 @@ Value __shfl_xor_sync(unsigned, Value value, int other) {
   return found;
 }
 
-// What rows.cu has in assembly
+// What tensor_cores.cuh has in assembly
 #define EMULATED
 
 inline void multiply_add(double (&c)[4], double2 a, double b) {

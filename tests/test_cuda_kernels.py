@@ -1,7 +1,8 @@
 """Our CUDA kernels without a GPU: compiled for the CPU with a thread for every thread of a block.
 
 What a device makes of them is tested where there is one (`test_factorization.py`, `kernels/test_distances.py`,
-`test_data_rows.py`); here it is seen on any machine that indices, sizes and barriers are right.
+`test_data_rows.py`, `test_weighted_grams.py`); here it is seen on any machine that indices, sizes and barriers are
+right.
 """
 
 import ctypes
@@ -40,7 +41,7 @@ def _emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             kinds = {torch.float32: "(float*)given", torch.float64: "(double*)given", torch.int32: "(int*)given"}
             types = [kinds[a.dtype] if isinstance(a, Tensor) else "*(int*)given" for a in given]
             listed = ", ".join(f"{kind}[{i}]" for i, kind in enumerate(types))
-            source = (Path(cuda_kernels.__file__).parent / f"{file}.cu").read_text()
+            source = cuda_kernels._source(file)
             lines = [
                 *(f"#define {key} {value}" for key, value in {**constants, "NUMBER": number}.items()),
                 f'#include "{HERE / "cuda_emulation.h"}"',
@@ -105,3 +106,17 @@ def test_rows(m: int, n: int, p: int, dtype: torch.dtype) -> None:
     wanted = v.double() @ g_mean.mT.double() + 2.0 * exact * g_loss[:, None, :]
     torch.testing.assert_close(d_A, wanted.to(dtype), **near)
     torch.testing.assert_close(d_K, W.mT @ d_A.double(), **near, check_dtype=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("m", "k", "p"), [(1, 1, 1), (70, 14, 5), (33, 51, 3), (64, 64, 4)])
+def test_grams(m: int, k: int, p: int, dtype: torch.dtype) -> None:
+    D, w, g = torch.randn(2, m, k).to(dtype), torch.rand(2, m, p).mT.to(dtype), torch.randn(2, p, k, k).to(dtype)
+    exact = D.double()
+    weighted = w.double()[..., None] * exact[:, None]  # [b, p, m, k]
+    torch.testing.assert_close(cuda_kernels.grams(D, w), (exact.mT[:, None] @ weighted).to(dtype))
+    d_D, d_w = cuda_kernels.grams_backward(D, w, g)
+    H = exact[:, None] @ (g + g.mT).double()
+    near = {"rtol": 1e-5, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-11}
+    torch.testing.assert_close(d_D, (w.double()[..., None] * H).sum(1).to(dtype), **near)
+    torch.testing.assert_close(d_w, 0.5 * (H * exact[:, None]).sum(-1).to(dtype), **near)

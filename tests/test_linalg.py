@@ -178,36 +178,3 @@ def test_quadratic_and_log_det_of_what_is_not_definite() -> None:
     quadratic, log_det, info = linalg.quadratic_and_log_det(B, torch.ones(2, 3, 1))
     assert (info != 0).tolist() == [False, True]
     assert torch.isnan(quadratic).tolist() == torch.isnan(log_det).tolist() == [False, True]
-
-
-def plain_weighted_grams(D: Tensor, weights: Tensor) -> Tensor:
-    return torch.einsum("mk,pm,ml->pkl", D, weights, D)
-
-
-def test_weighted_grams() -> None:
-    D, weights = torch.randn(5, 3, requires_grad=True), torch.rand(2, 5, requires_grad=True)
-    torch.testing.assert_close(linalg.weighted_grams(D, weights), plain_weighted_grams(D, weights))
-
-    def function(D: Tensor, weights: Tensor) -> Tensor:
-        return (linalg.weighted_grams(D, weights) * torch.arange(18.0).view(2, 3, 3)).sin().sum()  # not symmetric
-
-    assert torch.autograd.gradcheck(function, (D, weights))
-    assert torch.autograd.gradgradcheck(function, (D, weights))
-
-
-@pytest.mark.parametrize("shared", ["neither", "D", "weights"])
-def test_weighted_grams_under_vmaps(shared: str) -> None:
-    """Draws share their weights, and in a first layer their design: gradients count every use once."""
-    D = torch.randn(3, 5, 3) if shared == "D" else torch.randn(3, 2, 5, 3)
-    weights = torch.rand(3, 4, 5) if shared == "weights" else torch.rand(3, 2, 4, 5)
-    D, weights = D.requires_grad_(), weights.requires_grad_()
-    dims = (None if shared == "D" else 0, None if shared == "weights" else 0)
-
-    def total(function: Any) -> Tensor:
-        return torch.func.vmap(torch.func.vmap(function, in_dims=dims))(D, weights).sin().sum()
-
-    found = [
-        torch.autograd.grad(total(function), (D, weights)) for function in (linalg.weighted_grams, plain_weighted_grams)
-    ]
-    for ours, plain in zip(*found, strict=True):
-        torch.testing.assert_close(ours, plain)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vibayes.correlations import correlations
 from vibayes.errors import ConfigurationError, ShapeError
 
 __all__ = ["Geometry", "autocorrelation_equations", "normal_equations", "patch_equations", "patches"]
@@ -146,7 +147,7 @@ def autocorrelation_equations(
     (C, H, W), P = x.shape[1:], y.shape[1]
     kh, kw = geometry.kernel
     shifts = (2 * kh - 1, 2 * kw - 1)
-    found: Tensor = _Correlations.apply(torch.cat([x, y], 1), precision, C, shifts)[0]  # type: ignore[no-untyped-call]
+    found = correlations(torch.cat([x, y], 1), precision, C, shifts)
     auto, cross = found[..., :C], found[..., C:].reshape(*shifts, C, P)
     G = auto.index_select(0, _differences(kh, kw, x.device))  # [taps * taps, C, C]
     G = G.reshape(kh * kw, kh * kw, C, C).permute(2, 0, 3, 1).reshape(C * kh * kw, C * kh * kw)
@@ -158,71 +159,6 @@ def autocorrelation_equations(
         return G, h
     ones = (precision @ x.sum((-2, -1))).repeat_interleave(kh * kw)  # every tap sees every pixel once
     return _bordered(G, h, ones, precision.sum() * (H * W), precision @ y.sum((-2, -1)))
-
-
-def _waves(height: int, width: int, shifts: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cosines and sines `[shifts, F]` of the frequencies of `rfft2` at small shifts, and how often each counts."""
-
-    def numbers(first: int, last: int) -> Tensor:
-        return torch.arange(first, last + 1, dtype=like.dtype, device=like.device)
-
-    down, across = (numbers(-(n // 2), n // 2) for n in shifts)
-    rows, columns = numbers(0, height - 1) * (2 * math.pi / height), numbers(0, width // 2)
-    angle = (down[:, None] * rows)[:, None, :, None] + (across[:, None] * columns * (2 * math.pi / width))[:, None]
-    # frequencies that rfft2 leaves out are conjugates of those that are there, which count twice
-    twice = 2.0 - ((columns == 0) | (2 * columns == width)).to(like.dtype)
-    angle = angle.flatten(2).flatten(0, 1)
-    return angle.cos(), angle.sin(), twice.repeat(height) / (height * width)
-
-
-def _spectrum(z: Float[Tensor, "m q h w"]) -> Tensor:
-    """`rfft2` with frequencies first, `[F, M, Q]`, laid out for matrix products over images."""
-    Z: Tensor = torch.fft.rfft2(z)
-    return Z.flatten(2).permute(2, 0, 1).contiguous()
-
-
-class _Correlations(torch.autograd.Function):
-    """`R[d, a, b] = sum_iu Lambda_i z_{i a u} z_{i b (u + d)}`, a one of the first C channels, at small shifts `d`.
-
-    Forward: the cross-spectrum of all channels, one matrix product over images per frequency, transformed back at the
-    shifts that are needed. Backward: the gradient of each image is its correlation with a small kernel, one more
-    product per frequency. Plain autograd would make twice as many, and complex transforms of twice the size.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(z: Tensor, precision: Tensor, first: int, shifts: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        Z = _spectrum(z)
-        S = (precision[:, None] * Z[..., :first]).mH @ Z  # [F, C, Q]
-        cosine, sine, count = _waves(z.shape[-2], z.shape[-1], shifts, z)
-        S = S.flatten(1)
-        R = (cosine * count) @ S.real - (sine * count) @ S.imag
-        return R.reshape(-1, first, z.shape[1]), Z
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        z, precision, ctx.first, ctx.shifts = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(z, precision, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
-        z, precision, Z = ctx.saved_tensors
-        first, (M, Q, H, W) = ctx.first, z.shape
-        if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
-            Z = _spectrum(z)
-        cosine, sine, _ = _waves(H, W, ctx.shifts, z)
-        flat = gradient.flatten(1)  # [shifts, C Q]
-        K = torch.complex(cosine.mT @ flat, sine.mT @ flat).reshape(-1, first, Q)  # [F, C, Q]
-        # channel a hears b through K_ab, and b hears a through its conjugate
-        heard = Z[..., :first] @ K.conj()  # [F, M, Q]
-        heard[..., :first] += Z @ K.mT
-        spectrum = heard.permute(1, 2, 0).reshape(M, Q, H, W // 2 + 1)
-        # for one image and precision 1; a quadratic form is half the product of its argument and its gradient
-        each = torch.fft.irfft2(spectrum, s=(H, W))
-        d_precision = 0.5 * (z * each).sum((1, 2, 3))
-        return precision[:, None, None, None] * each, d_precision, None, None
 
 
 def _differences(kh: int, kw: int, device: torch.device) -> Int[Tensor, " pairs"]:

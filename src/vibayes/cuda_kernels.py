@@ -4,6 +4,7 @@ Each is compiled once per size and dtype, which it takes as constants, so that i
 """
 
 import functools
+import re
 from importlib import resources
 from typing import Any
 
@@ -17,6 +18,9 @@ __all__ = [
     "available",
     "exponential",
     "factorize",
+    "grams",
+    "grams_available",
+    "grams_backward",
     "rows",
     "rows_available",
     "rows_backward",
@@ -73,9 +77,14 @@ def rows_available(K: Tensor, v: Tensor) -> bool:
     m, p = v.shape[-2:]
     if not (K.is_cuda and available() and 0 < m <= LARGEST and 0 < p <= _OUTPUTS):
         return False
-    about = torch.cuda.get_device_properties(K.device)
-    shared = getattr(about, "shared_memory_per_block_optin", about.shared_memory_per_block)
-    return about.major >= 8 and max(_rows_memory(K, p)) <= shared  # with tensor cores for float64
+    return _has_tensor_cores(K.device, max(_rows_memory(K, p)))
+
+
+def _has_tensor_cores(device: torch.device, shared: int) -> bool:
+    """Whether a GPU has them for float64, and so many bytes of shared memory for a block."""
+    about = torch.cuda.get_device_properties(device)
+    most: int = getattr(about, "shared_memory_per_block_optin", about.shared_memory_per_block)
+    return bool(about.major >= 8 and shared <= most)
 
 
 def _rows_memory(K: Tensor, p: int) -> tuple[int, int]:
@@ -114,14 +123,61 @@ def _launch_rows(name: str, shared: int, given: tuple[Tensor, ...], found: tuple
         launch((b * -(-n // 64), 1, 1), (128, 1, 1), (*inputs, *found, n), shared_mem=shared)
 
 
+_COLUMNS = 64  # as many does grams.cu take
+
+
+def grams_available(D: Tensor) -> bool:
+    """Whether `grams` takes this design, `[*batch, m, k]`."""
+    m, k = D.shape[-2:]
+    if not (D.is_cuda and available() and m > 0 and 0 < k <= _COLUMNS):
+        return False
+    return _has_tensor_cores(D.device, max(_grams_memory(D)))
+
+
+def _grams_memory(D: Tensor) -> tuple[int, int]:
+    """Bytes of shared memory that a block takes forwards (D, weights) and backwards (g + g^T, D, g, weights)."""
+    k, number = D.shape[-1], D.element_size()
+    columns, steps = 8 * -(-k // 8), 4 * -(-k // 4)
+    return 64 * (columns + 4 + 4) * number, 8 * steps * (columns + 4) + (64 * columns + k * k + 128) * number
+
+
+def grams(D: Tensor, w: Tensor) -> Tensor:
+    """`D^T diag(w_p) D` for batches `[b, m, k]` and `[b, p, m]`; products in float64 whatever `D` is."""
+    (b, _, k), p = D.shape, w.shape[1]
+    G = D.new_empty(b, p, k, k)
+    _launch_grams("grams", _grams_memory(D)[0], b * -(-p // 4), (D, w), (G,))
+    return G
+
+
+def grams_backward(D: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of `D` and `w` in `grams`, from that of its matrices."""
+    d_D, d_w = D.new_empty(D.shape), w.new_empty(w.shape)
+    _launch_grams("grams_backward", _grams_memory(D)[1], D.shape[0] * -(-D.shape[1] // 64), (D, w, g), (d_D, d_w))
+    return d_D, d_w
+
+
+def _launch_grams(name: str, shared: int, blocks: int, given: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
+    (_, p, m), k = given[1].shape, given[0].shape[-1]
+    if blocks:
+        launch = _kernel("grams", name, given[0].dtype, given[0].device, shared, K=k)
+        inputs = (part.contiguous() for part in given)
+        launch((blocks, 1, 1), (128, 1, 1), (*inputs, *found, m, p), shared_mem=shared)
+
+
+def _source(file: str) -> str:
+    """The text of a `.cu` file, with what it includes."""
+    files = resources.files("vibayes")
+    text = files.joinpath(f"{file}.cu").read_text()
+    return re.sub(r'#include "(.+)"', lambda found: files.joinpath(found[1]).read_text(), text)
+
+
 @functools.cache
 def _kernel(file: str, name: str, dtype: torch.dtype, device: torch.device, shared: int, **constants: int) -> Any:
     """A kernel, compiled with these constants, which may ask for so many bytes of shared memory."""
-    source = resources.files("vibayes").joinpath(f"{file}.cu").read_text()
     given = {**constants, "NUMBER": {torch.float32: "float", torch.float64: "double"}[dtype]}
     head = "".join(f"#define {key} {value}\n" for key, value in given.items())
     with torch.cuda.device(device):
-        kernel: Any = torch.cuda._compile_kernel(head + source, name)
+        kernel: Any = torch.cuda._compile_kernel(head + _source(file), name)
         if shared:
             kernel.set_shared_memory_config(shared)
     return kernel

@@ -7,7 +7,6 @@ in `A` that is no small change of `K`, and so in the variances `k - A^T A` of da
 They are library operators for the same reasons as `factorize`.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import cuda_kernels
+from vibayes.operators import batch_first, flat
 
 __all__ = ["data_rows"]
 
@@ -40,14 +40,9 @@ def data_rows(
     return mean, loss
 
 
-def _flat(*given: Tensor, axes: int) -> list[Tensor]:
-    """With one axis for all of the batch; `axes` are those behind it."""
-    return [t.reshape(math.prod(t.shape[:-axes]), *t.shape[-axes:]) for t in given]
-
-
 def _rows(inverse: Tensor, change: Tensor, K: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if cuda_kernels.rows_available(K, v):
-        A, mean, loss = cuda_kernels.rows(*_flat(inverse, K, v, axes=2))
+        A, mean, loss = cuda_kernels.rows(*flat(inverse, K, v))
         batch, n = K.shape[:-2], K.shape[-1]
         return A.view(K.shape), mean.view(*batch, n, v.shape[-1]), loss.view(*batch, n)
     A = (inverse @ K.to(inverse.dtype)).to(K.dtype)
@@ -62,8 +57,7 @@ def _rows_shapes(inverse: Tensor, change: Tensor, K: Tensor, v: Tensor) -> tuple
 def _gradients(inverse: Tensor, A: Tensor, v: Tensor, g_mean: Tensor, g_loss: Tensor) -> tuple[Tensor, Tensor]:
     """Those of `A` and `K`."""
     if cuda_kernels.rows_available(A, v):
-        flat = [*_flat(inverse, A, v, g_mean, axes=2), *_flat(g_loss, axes=1)]
-        d_A, d_K = cuda_kernels.rows_backward(*flat)
+        d_A, d_K = cuda_kernels.rows_backward(*flat(inverse, A, v, g_mean), *flat(g_loss, axes=1))
         return d_A.view(A.shape), d_K.view(A.shape)
     d_A = torch.addcmul(v @ g_mean.mT, A, 2.0 * g_loss[..., None, :])
     return d_A, inverse.to(A.dtype).mT @ d_A
@@ -100,10 +94,7 @@ def _vmap(
         columns = v.movedim(in_dims[-1], -2).flatten(-2)  # [..., M, size * P]
         A, mean, loss = operator(*shared, columns)
         return (A, mean.unflatten(-1, (size, -1)).movedim(-2, 0), loss), (None, 0, None)
-    moved = [
-        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(given, in_dims, strict=True)
-    ]
-    return operator(*moved), (0, 0, 0)
+    return operator(*batch_first(info, in_dims, *given)), (0, 0, 0)
 
 
 torch.library.define(

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vibayes.operators import batch_first
+
 __all__ = ["NOISE_PER_GAMMA", "gamma_from_normals"]
 
 # Each proposal of Marsaglia & Tsang (2000) is accepted with probability above 0.95, so that all of them fail once in
@@ -53,11 +55,7 @@ def _slope(alpha: Tensor, drawn: Tensor) -> Tensor:
 
 
 def _vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, drawn: Tensor) -> tuple[Tensor, int]:
-    both = [
-        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip((alpha, drawn), in_dims, strict=True)
-    ]
-    return torch.ops.vibayes.gamma_slope(*both), 0
+    return torch.ops.vibayes.gamma_slope(*batch_first(info, in_dims, alpha, drawn)), 0
 
 
 # torch's own function has no rule for vmap and would run in a loop; nor would `torch.compile` see the rule of an

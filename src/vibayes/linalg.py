@@ -34,7 +34,6 @@ __all__ = [
     "solve_lower_many",
     "solve_lower_transposed",
     "solve_lower_transposed_many",
-    "weighted_grams",
 ]
 
 JITTER = 1e-6
@@ -277,45 +276,6 @@ class _QuadraticAndLogDet(torch.autograd.Function):
         solved = inverse @ R
         weighted = g_quadratic[..., None, None] * solved
         return d_B - weighted @ solved.mT, 2.0 * weighted
-
-
-def weighted_grams(D: Float[Tensor, "m k"], weights: Float[Tensor, "p m"]) -> Float[Tensor, "p k k"]:
-    """`D^T diag(w_p) D` for every row `w_p` of `weights`.
-
-    >>> D = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-    >>> weighted_grams(D, torch.tensor([[1.0, 2.0]]))
-    tensor([[[3., 2.],
-             [2., 2.]]])
-    """
-    if torch.compiler.is_compiling():  # which fails on a Function inside vmap
-        return _WeightedGrams.forward(D, weights)
-    found: Tensor = _WeightedGrams.apply(D, weights)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _WeightedGrams(torch.autograd.Function):
-    """With a backward pass that keeps nothing of size M x P x K and makes one product of that size, not two."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(D: Tensor, weights: Tensor) -> Tensor:
-        M, K = D.shape
-        weighted = (weights.mT[:, :, None] * D[:, None, :]).reshape(M, -1)  # [M, P K]: one product for all outputs
-        return (D.mT @ weighted).view(K, -1, K).transpose(0, 1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        D, weights = ctx.saved_tensors
-        M, K = D.shape
-        both = (g + g.mT).transpose(0, 1).reshape(K, -1)  # [K, P K]
-        H = (D @ both).view(M, -1, K)  # [M, P, K]
-        d_weights = 0.5 * (H @ D[:, :, None])[..., 0].mT
-        return (weights.mT[:, None, :] @ H)[:, 0], d_weights
 
 
 def lower_factor(raw: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:

@@ -1,5 +1,6 @@
 """A prior of convolutional weights whose covariance over the places of a kernel is inferred."""
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 
 from vibayes import linalg
 from vibayes.distributions import InverseWishart
-from vibayes.distributions.bartlett import log_multigamma, standard_shapes
+from vibayes.distributions.bartlett import bartlett_factor, log_multigamma, standard_shapes
 from vibayes.draw import Draw
+from vibayes.gamma import NOISE_PER_GAMMA
 from vibayes.parameters import Positive
 from vibayes.priors import Prior, Root
 
@@ -28,18 +30,22 @@ class Spatial(Root):
     """`R = std (I (x) F^-T)`, so that `R R^T = std^2 I (x) (F F^T)^-1`: alike for every channel, free over places.
 
     Args:
-        F: lower triangular, one row per place.
+        inverse: `F^-1`, lower triangular, one row per place.
         std: the scale of the whole.
         size: K; features beyond the last whole channel (the bias) have variance `std^2`.
 
-    >>> root = Spatial(2.0 * torch.eye(2), 1.0, 5)
+    >>> root = Spatial(0.5 * torch.eye(2), 1.0, 5)
     >>> root.apply(torch.ones(5, 1)).flatten().tolist()
     [0.5, 0.5, 0.5, 0.5, 1.0]
     """
 
-    def __init__(self, F: Float[Tensor, "places places"], std: float, size: int) -> None:
-        self.F, self.std, self.size = F, std, size
-        self.inverse = linalg.solve_lower(F, torch.eye(F.shape[-1], dtype=F.dtype, device=F.device))
+    def __init__(self, inverse: Float[Tensor, "places places"], std: float, size: int) -> None:
+        self.inverse, self.std, self.size = inverse, std, size
+
+    @functools.cached_property
+    def F(self) -> Float[Tensor, "places places"]:
+        """The Cholesky factor of `L`, which posteriors in whitened values need not know."""
+        return linalg.solve_lower(self.inverse, _identity(self.inverse))
 
     def _blocks(self, A: Tensor, x: Tensor) -> Tensor:
         """`(I (x) A) x`, with features beyond the last block as they are."""
@@ -70,8 +76,8 @@ class Spatial(Root):
 
     def log_det(self) -> Tensor:
         """`K log std - channels log |F|`."""
-        channels = self.size // self.F.shape[-1]
-        return self.size * math.log(self.std) - channels * self.F.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        channels = self.size // self.inverse.shape[-1]
+        return self.size * math.log(self.std) + 0.5 * channels * linalg.logdet_factor(self.inverse)
 
 
 class SpatialIWPrior(Prior):
@@ -104,38 +110,53 @@ class SpatialIWPrior(Prior):
         self.delta = Positive(_START)
         self.raw_factor = nn.Parameter(math.sqrt(_START) * torch.eye(places))
 
-    def prior(self) -> InverseWishart:
-        """`p(L)`."""
-        p = self.raw_factor.shape[-1]
-        identity = torch.eye(p, dtype=self.raw_factor.dtype, device=self.raw_factor.device)
-        return InverseWishart(None, p + 1.0, scale_tril=math.sqrt(p + 1.0) * identity, validate_args=False)
-
-    def posterior(self, draw: Draw, site: str) -> InverseWishart:
-        """`q(L)`."""
+    def posterior(self, draw: Draw, site: str) -> tuple[linalg.Factor, Tensor]:
+        """The factor of the scale matrix of `q(L)`, and its degrees of freedom."""
         A, p = self.raw_factor, self.raw_factor.shape[-1]
-        identity = torch.eye(p, dtype=A.dtype, device=A.device)
-        scale = draw.cholesky(site, (p + 1.0) * identity + A @ A.mT, jitter=False)
-        return InverseWishart(None, p + 1.0 + self.delta.value, scale_tril=scale, validate_args=False)
+        scale = (p + 1.0) * _identity(A) + A @ A.mT
+        return draw.factor(site, scale, jitter=False), p + 1.0 + self.delta.value
 
     def root(self, layer: "WeightLayer", draw: Draw, *, learned: bool = True) -> Spatial:
-        """The root of `I (x) L^-1 / fan-in` for a draw of `L`."""
-        site = f"{layer.name}.prior"
-        p = self.prior()
-        q = self.posterior(draw, site) if learned else p
-        noise = draw.randn(site, *q.noise_shape, like=self.raw_factor)
-        F = q.rsample_factor(noise=noise).factor  # L = F F^T
-        if learned:
-            draw.add(site, -_kl(q, p) if draw.marginal else p.log_prob_factor(F) - q.log_prob_factor(F))
-        return Spatial(F, 1.0 / math.sqrt(layer.fan_in), layer.fan_in)
+        """The root of `I (x) L^-1 / fan-in` for a draw of `L`.
+
+        As `InverseWishart` draws it: with the scale matrix `C C^T` and the Bartlett factor `T` of a standard Wishart
+        matrix, rows and columns reversed, `F = C T^-T`. Here its inverse is needed, which takes no triangular solve.
+        """
+        site, like = f"{layer.name}.prior", self.raw_factor
+        p = like.shape[-1]
+        noise = draw.randn(site, p + NOISE_PER_GAMMA, p, like=like)
+        if not learned:
+            T = bartlett_factor(standard_shapes(p + 1.0, p, like), noise).flip(-2, -1)
+            return self._spatial(layer, T.mT / math.sqrt(p + 1.0))
+        C, nu = self.posterior(draw, site)
+        T = bartlett_factor(standard_shapes(nu, p, like), noise).flip(-2, -1)
+        root = self._spatial(layer, C.solve_transposed(T).mT)
+        draw.add(site, -_kl(C, nu) if draw.marginal else _log_ratio(root.F, C, nu))
+        return root
+
+    def _spatial(self, layer: "WeightLayer", inverse: Tensor) -> Spatial:
+        return Spatial(inverse, 1.0 / math.sqrt(layer.fan_in), layer.fan_in)
 
 
-def _kl(q: InverseWishart, p: InverseWishart) -> Float[Tensor, ""]:
+def _identity(like: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+
+
+def _log_ratio(F: Tensor, C: linalg.Factor, nu: Tensor) -> Float[Tensor, ""]:
+    """`log p(L) - log q(L)` of `L = F F^T`."""
+    n = F.shape[-1]
+    p = InverseWishart(None, n + 1.0, scale_tril=math.sqrt(n + 1.0) * _identity(F), validate_args=False)
+    q = InverseWishart(None, nu, scale_tril=C.lower, validate_args=False)
+    return p.log_prob_factor(F) - q.log_prob_factor(F)
+
+
+def _kl(C: linalg.Factor, nu: Tensor) -> Float[Tensor, ""]:
     """`KL(q || p)` of inverse Wishart distributions, which is that of the Wishart distributions of the inverses."""
-    n, (nu, nu0) = q.event_shape[0], (q.nu, p.nu)
-    assert isinstance(nu, Tensor)
-    log_ratio = linalg.logdet_factor(q.scale_tril) - linalg.logdet_factor(p.scale_tril)  # log |S| - log |S0|
-    trace = linalg.solve_lower(q.scale_tril, p.scale_tril).square().sum((-2, -1))  # tr(S0 S^-1)
-    digammas = torch.digamma(standard_shapes(nu, n, q.scale_tril)).sum(-1)
+    n = C.lower.shape[-1]
+    nu0 = n + 1.0
+    log_ratio = C.log_det - n * math.log(n + 1.0)  # log |S| - log |S0|
+    trace = (n + 1.0) * C.solve(_identity(C.lower)).square().sum((-2, -1))  # tr(S0 S^-1)
+    digammas = torch.digamma(standard_shapes(nu, n, C.lower)).sum(-1)
     found: Tensor = (
         0.5 * nu0 * log_ratio
         + 0.5 * nu * (trace - n)

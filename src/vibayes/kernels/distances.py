@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import cuda_kernels
+from vibayes.operators import batch_first
 
 __all__ = ["centred", "exponential", "squares"]
 
@@ -138,12 +139,7 @@ def _pulled(H: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor | None) -> tuple[Tensor, int]:
-    """Every part gets the axis in front."""
-    moved = [
-        t if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(given, in_dims, strict=True)
-    ]
-    return torch.ops.vibayes.exponential(*moved), 0
+    return torch.ops.vibayes.exponential(*batch_first(info, in_dims, *given)), 0
 
 
 torch.library.define("vibayes::exponential", "(Tensor x, Tensor? z, Tensor offset) -> Tensor")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vibayes import linalg
+from vibayes.weighted_grams import weighted_grams
 
 if TYPE_CHECKING:
     from vibayes.data import Units
@@ -85,7 +86,7 @@ class Site:
         if precision.ndim == 1:
             weighted = precision[:, None] * D  # Lambda D  [M, K]
             return D.mT @ weighted, weighted.mT @ y
-        return linalg.weighted_grams(D, precision), D.mT @ (precision.mT * y)
+        return weighted_grams(D, precision), D.mT @ (precision.mT * y)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ numbers are pairs of real columns throughout, since products of real matrices ar
 operator keeps its own backward pass under `torch.compile`.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -18,36 +19,50 @@ __all__ = ["correlations"]
 
 
 def correlations(
-    z: Float[Tensor, "*batch m q h w"], precision: Float[Tensor, "*batch m"], first: int, shifts: tuple[int, int]
+    z: Float[Tensor, "*batch m q h w"], first: int, shifts: tuple[int, int]
 ) -> Float[Tensor, "*batch shifts first q"]:
-    r"""`R[d, a, b] = \sum_iu Lambda_i z_{i a u} z_{i b (u + d)}` with circular boundaries.
+    r"""`R[d, a, b] = \sum_iu z_{i a u} z_{i b (u + d)}` with circular boundaries.
 
     Args:
         z: images.
-        precision: one per image.
         first: `a` is one of so many first channels.
         shifts: how many shifts `d` down and across, odd numbers, the middle one being 0.
 
-    >>> correlations(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.ones(1), 1, (1, 3)).flatten().round(decimals=4)
+    >>> correlations(torch.tensor([[[[1.0, 2.0, 3.0]]]]), 1, (1, 3)).flatten().round(decimals=4)
     tensor([11., 14., 11.])
     """
-    found: Tensor = torch.ops.vibayes.correlations(z, precision, first, *shifts)[0]
+    found: Tensor = torch.ops.vibayes.correlations(z, first, *shifts)[0]
     return found
 
 
-def _waves(height: int, width: int, shifts: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cosines and sines `[shifts, F]` of the frequencies of `rfft2` at small shifts, and how often each counts."""
+def _waves(
+    height: int, width: int, shifts: tuple[int, int], like: Tensor
+) -> tuple[Float[Tensor, "shifts f2"], Float[Tensor, "f2 shifts"]]:
+    """What takes real and imaginary parts of a cross-spectrum to correlations at small shifts, and what brings back."""
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():  # what is made now belongs to the graph
+        return _make_waves(height, width, shifts, like.dtype, like.device)
+    return _kept_waves(height, width, shifts, like.dtype, like.device)
 
+
+@torch.inference_mode(False)  # they are kept, and may meet gradients later
+def _make_waves(
+    height: int, width: int, shifts: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     def numbers(first: int, last: int) -> Tensor:
-        return torch.arange(first, last + 1, dtype=like.dtype, device=like.device)
+        return torch.arange(first, last + 1, dtype=dtype, device=device)
 
     down, across = (numbers(-(n // 2), n // 2) for n in shifts)
     rows, columns = numbers(0, height - 1) * (2 * math.pi / height), numbers(0, width // 2)
     angle = (down[:, None] * rows)[:, None, :, None] + (across[:, None] * columns * (2 * math.pi / width))[:, None]
+    angle = angle.flatten(2).flatten(0, 1)  # [shifts, F]
     # frequencies that rfft2 leaves out are conjugates of those that are there, which count twice
-    twice = 2.0 - ((columns == 0) | (2 * columns == width)).to(like.dtype)
-    angle = angle.flatten(2).flatten(0, 1)
-    return angle.cos(), angle.sin(), twice.repeat(height) / (height * width)
+    twice = 2.0 - ((columns == 0) | (2 * columns == width)).to(dtype)
+    count = twice.repeat(height) / (height * width)
+    cosine, sine = angle.cos(), angle.sin()
+    return torch.cat([cosine * count, -sine * count], 1), torch.cat([cosine, sine], 1).mT.contiguous()
+
+
+_kept_waves = functools.cache(_make_waves)
 
 
 def _spectrum(z: Tensor) -> Float[Tensor, "*batch f m q2"]:
@@ -56,26 +71,22 @@ def _spectrum(z: Tensor) -> Float[Tensor, "*batch f m q2"]:
     return pairs.movedim(-2, -4).flatten(-2)
 
 
-def _correlations(z: Tensor, precision: Tensor, first: int, down: int, across: int) -> tuple[Tensor, Tensor]:
+def _correlations(z: Tensor, first: int, down: int, across: int) -> tuple[Tensor, Tensor]:
     """Forward: the cross-spectrum, transformed back at the shifts that are needed; and the spectrum, to be kept."""
     Z = _spectrum(z)  # [F, M, 2 Q]
-    left = precision[..., None, :, None] * Z[..., : 2 * first]
-    products = (left.mT @ Z).view(*Z.shape[:-2], first, 2, -1, 2)  # [F, C, 2, Q, 2]
+    products = (Z[..., : 2 * first].mT @ Z).view(*Z.shape[:-2], first, 2, -1, 2)  # [F, C, 2, Q, 2]
     real = products[..., 0, :, 0] + products[..., 1, :, 1]  # of the cross-spectrum, the left factor conjugated
     imaginary = products[..., 0, :, 1] - products[..., 1, :, 0]
-    cosine, sine, count = _waves(z.shape[-2], z.shape[-1], (down, across), z)
-    waves = torch.cat([cosine * count, -sine * count], -1)  # [shifts, 2 F]
+    waves, _ = _waves(z.shape[-2], z.shape[-1], (down, across), z)
     R = waves @ torch.cat([real, imaginary], -3).flatten(-2)
     return R.view(*R.shape[:-1], first, -1), Z
 
 
-def _gradients(
-    z: Tensor, precision: Tensor, Z: Tensor, g: Tensor, first: int, down: int, across: int
-) -> tuple[Tensor, Tensor]:
+def _gradient(z: Tensor, Z: Tensor, g: Tensor, first: int, down: int, across: int) -> Tensor:
     """Backward: the gradient of each image is its correlation with a small kernel, one more product per frequency."""
     H, W = z.shape[-2:]
-    cosine, sine, _ = _waves(H, W, (down, across), z)
-    real, imaginary = (torch.cat([cosine, sine], -1).mT @ g.flatten(-2)).chunk(2, -2)  # [F, C Q]
+    _, waves = _waves(H, W, (down, across), z)
+    real, imaginary = (waves @ g.flatten(-2)).chunk(2, -2)  # [F, C Q]
     # the conjugate as a matrix of pairs  [F, 2 C, 2 Q]
     pairs = torch.stack([real, -imaginary, imaginary, real], -1).view(*real.shape[:-1], first, -1, 2, 2)
     kernel = pairs.transpose(-3, -2).flatten(-4, -3).flatten(-2)
@@ -83,50 +94,40 @@ def _gradients(
     heard = Z[..., : 2 * first] @ kernel  # [F, M, 2 Q]
     heard[..., : 2 * first] += Z @ kernel.mT
     spectrum = heard.view(*heard.shape[:-1], -1, 2).movedim(-4, -2).contiguous()  # [M, Q, F, 2]
-    spectrum = torch.view_as_complex(spectrum).view(*z.shape[:-1], W // 2 + 1)
-    # for one image and precision 1; a quadratic form is half the product of its argument and its gradient
-    each = torch.fft.irfft2(spectrum, s=(H, W))
-    return precision[..., None, None, None] * each, 0.5 * (z * each).sum((-3, -2, -1))
+    found: Tensor = torch.fft.irfft2(torch.view_as_complex(spectrum).view(*z.shape[:-1], W // 2 + 1), s=(H, W))
+    return found
 
 
-def _shapes(z: Tensor, precision: Tensor, first: int, down: int, across: int) -> tuple[Tensor, Tensor]:
+def _shapes(z: Tensor, first: int, down: int, across: int) -> tuple[Tensor, Tensor]:
     *batch, M, Q, H, W = z.shape
     return z.new_empty(*batch, down * across, first, Q), z.new_empty(*batch, H * (W // 2 + 1), M, 2 * Q)
 
 
-def _gradients_shapes(z: Tensor, precision: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return z.new_empty(z.shape), precision.new_empty(precision.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    z, precision, *ctx.sizes = inputs
-    ctx.save_for_backward(z, precision, output[1])
+    z, *ctx.sizes = inputs
+    ctx.save_for_backward(z, output[1])
 
 
 def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    z, precision, Z = ctx.saved_tensors
+    z, Z = ctx.saved_tensors
     if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
-        found = _gradients(z, precision, _spectrum(z), g, *ctx.sizes)
-    else:
-        found = torch.ops.vibayes.correlations_backward(z, precision, Z, g, *ctx.sizes)
-    return *found, None, None, None
+        return _gradient(z, _spectrum(z), g, *ctx.sizes), None, None, None
+    return torch.ops.vibayes.correlations_backward(z, Z, g, *ctx.sizes), None, None, None
 
 
 def _vmap(
-    info: Any, in_dims: tuple[int | None, ...], z: Tensor, precision: Tensor, *sizes: int
+    info: Any, in_dims: tuple[int | None, ...], z: Tensor, *sizes: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    return torch.ops.vibayes.correlations(*batch_first(info, in_dims[:2], z, precision), *sizes), (0, 0)
+    return torch.ops.vibayes.correlations(*batch_first(info, in_dims[:1], z), *sizes), (0, 0)
 
 
 _SIZES = "int first, int down, int across"
-torch.library.define("vibayes::correlations", f"(Tensor z, Tensor precision, {_SIZES}) -> (Tensor, Tensor)")
+torch.library.define("vibayes::correlations", f"(Tensor z, {_SIZES}) -> (Tensor, Tensor)")
 torch.library.impl("vibayes::correlations", ("cpu", "cuda"), _correlations)
 torch.library.register_fake("vibayes::correlations", _shapes)
 torch.library.register_autograd("vibayes::correlations", _backward, setup_context=_save)
 torch.library.register_vmap("vibayes::correlations", _vmap)
 
-torch.library.define(
-    "vibayes::correlations_backward", f"(Tensor z, Tensor precision, Tensor Z, Tensor g, {_SIZES}) -> (Tensor, Tensor)"
-)
-torch.library.impl("vibayes::correlations_backward", ("cpu", "cuda"), _gradients)
-torch.library.register_fake("vibayes::correlations_backward", _gradients_shapes)
+torch.library.define("vibayes::correlations_backward", f"(Tensor z, Tensor Z, Tensor g, {_SIZES}) -> Tensor")
+torch.library.impl("vibayes::correlations_backward", ("cpu", "cuda"), _gradient)
+torch.library.register_fake("vibayes::correlations_backward", lambda z, *_: z.new_empty(z.shape))

@@ -69,6 +69,29 @@ def wishart_model(r: int) -> vb.Model:
     return vb.Model(torch.nn.Sequential(hidden, last), vb.Gaussian(0.2), inducing=torch.randn(4, 2), standardize="both")
 
 
+def network_model(r: int) -> vb.Model:
+    torch.manual_seed(100 + r)
+    layers = [
+        vb.Linear(a, b, prior=vb.ScalePrior(), posterior=vb.GlobalInducing("per_output")) for a, b in ((2, 3), (3, 1))
+    ]
+    network = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1])
+    return vb.Model(network, vb.Gaussian(0.2), inducing=torch.randn(6, 2), standardize="both")
+
+
+def image_model(r: int) -> vb.Model:
+    """Rows as images of 4 x 4 pixels."""
+    torch.manual_seed(100 + r)
+    network = torch.nn.Sequential(
+        torch.nn.Linear(2, 16).requires_grad_(False),
+        torch.nn.Unflatten(1, (1, 4, 4)),
+        vb.Conv2d(1, 2, 3, padding=1, prior=vb.SpatialIWPrior()),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        vb.Linear(32, 1),
+    )
+    return vb.Model(network, vb.Gaussian(0.2), inducing=torch.randn(6, 2), standardize="both")
+
+
 def assert_alike(ours: vb.Model, theirs: vb.Model, rtol: float = 1e-9) -> None:
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=rtol, atol=1e-11), name
@@ -248,7 +271,17 @@ def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, ca
     ("build", "n"),
     [(regression_model, 5)]  # few rows take another way
     + [
-        (build, 30) for build in (regression_model, class_model, deep_model, global_model, natural_model, wishart_model)
+        (build, 30)
+        for build in (
+            regression_model,
+            class_model,
+            deep_model,
+            global_model,
+            natural_model,
+            wishart_model,
+            network_model,
+            image_model,
+        )
     ],
 )
 @pytest.mark.parametrize("alone", [False, True])

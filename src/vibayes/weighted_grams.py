@@ -35,7 +35,7 @@ def _grams(D: Tensor, weights: Tensor) -> Tensor:
     if cuda_kernels.grams_available(D):
         return cuda_kernels.grams(*flat(D, weights)).view(*D.shape[:-2], P, K, K)
     weighted = (weights.mT[..., None] * D[..., None, :]).flatten(-2)  # [M, P K]: one product for all outputs
-    return (D.mT @ weighted).view(*D.shape[:-2], K, P, K).transpose(-3, -2).contiguous()
+    return (weighted.mT @ D).view(*D.shape[:-2], P, K, K)
 
 
 def _grams_shape(D: Tensor, weights: Tensor) -> Tensor:
@@ -47,8 +47,8 @@ def _gradients(D: Tensor, weights: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     if cuda_kernels.grams_available(D):
         d_D, d_weights = cuda_kernels.grams_backward(*flat(D, weights), *flat(g, axes=3))
         return d_D.view(D.shape), d_weights.view(weights.shape)
-    both = (g + g.mT).transpose(-3, -2).flatten(-2)  # [K, P K]
-    H = (D @ both).view(*D.shape[:-1], -1, D.shape[-1])  # [M, P, K]
+    both = (g + g.mT).flatten(-3, -2)  # [P K, K]
+    H = (D @ both.mT).view(*D.shape[:-1], -1, D.shape[-1])  # [M, P, K]
     d_weights = 0.5 * (H @ D[..., None])[..., 0].mT
     return (weights.mT[..., None, :] @ H)[..., 0, :], d_weights.contiguous()
 

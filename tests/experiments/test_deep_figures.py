@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vibayes import datasets
-from vibayes.experiments import compositional, wishart_features, wishart_runtime
+from vibayes.experiments import compositional, timing, wishart_features, wishart_runtime
 from vibayes.experiments.catalogue import get
 from vibayes.experiments.figures import compare_figures, read_figures, run_figures
 
@@ -16,7 +16,7 @@ SCRIPTS = {
     "dwp-toy": (wishart_features, {"STEPS": 3, "N_DRAWS": 12, "N_INDUCING": 6}),
     "dwp-runtime": (
         wishart_runtime,
-        {"TIMED_STEPS": 1, "CURVE_STEPS": 3, "DEPTHS": (2,), "MODELS": ("DGP", "DWP", "DWP-AB")},
+        {"CURVE_STEPS": 3, "DEPTHS": (2,), "MODELS": ("DGP", "DWP", "DWP-AB")},
     ),
 }
 
@@ -41,6 +41,7 @@ def test_the_figures_are_drawn_with_their_numbers(name: str, tmp_path: Path, mon
     module, sizes = SCRIPTS[name]
     for constant, value in sizes.items():
         monkeypatch.setattr(module, constant, value)
+    monkeypatch.setattr(timing, "TIMED_STEPS", 1)
     if name == "dwp-runtime":  # the options are those of boston's experiment
         monkeypatch.setattr(datasets.Split, "name", "boston", raising=False)
     experiment = get(name)
@@ -50,6 +51,9 @@ def test_the_figures_are_drawn_with_their_numbers(name: str, tmp_path: Path, mon
     figures = read_figures(experiment, tmp_path)
     assert figures is not None
     for figure in figures.figures:
+        if found["figures"][figure.name]["skipped"]:
+            assert figure.name == "runtime_protein"
+            continue
         assert figure.image is not None
         assert figure.image.stat().st_size > 10_000
         assert figure.numbers

@@ -13,6 +13,7 @@ import torch
 from vibayes import plotting
 from vibayes.errors import ConfigurationError
 from vibayes.experiments import commands
+from vibayes.experiments import drawing as module
 from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.record import Number, Result
 
@@ -42,6 +43,23 @@ def test_results_of_figures_stay_beside_one_another(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "lines.json").read_text())["figures"] == found["figures"]
     (tmp_path / "lines.json").write_text("[]")
     assert list(drawing().run(tmp_path, figures=["first"])["figures"]) == ["first"]
+
+
+def test_a_figure_that_is_skipped_leaves_what_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that needs a GPU is where there is none, after a run on a machine that has one."""
+    pytest.importorskip("matplotlib")
+    on_gpu = dataclasses.replace(drawing(), on_gpu=("first",))
+    monkeypatch.setattr(module, "_has_gpu", lambda: False)
+    skipped = on_gpu.run(tmp_path)["figures"]
+    assert skipped["first"]["skipped"] == "It needs a GPU, and there is none here."
+    assert skipped["second"]["skipped"] is None
+    monkeypatch.setattr(module, "_has_gpu", lambda: True)
+    made = on_gpu.run(tmp_path, seed=2)["figures"]["first"]
+    assert made["numbers"][0]["ours"] == 2.0
+    monkeypatch.setattr(module, "_has_gpu", lambda: False)
+    again = on_gpu.run(tmp_path, seed=3)["figures"]
+    assert again["first"] == made
+    assert again["second"]["seed"] == 3
 
 
 def test_labels_stand_for_all_their_figures_and_some_are_drawn_on_request_only(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 import vibayes as vb
+from vibayes import datasets
 from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
-from vibayes.experiments import reference, training
-from vibayes.experiments.catalogue import available, get
+from vibayes.experiments import drawing, image_runtime, reference, timing, training
+from vibayes.experiments.catalogue import EXPERIMENTS, available, get
 from vibayes.experiments.executors import make_executor
 from vibayes.experiments.experiment import merge
+from vibayes.experiments.figures import compare_figures, run_figures
 from vibayes.experiments.images import POSTERIORS, image_model
 from vibayes.experiments.models import build, training_options
 from vibayes.experiments.networks import NETWORKS, Bayesian, Plain, resnet18, small_resnet
@@ -174,3 +176,21 @@ def test_bad_options() -> None:
     with pytest.raises(ConfigurationError, match="augmentation"):
         training_options(options, 100)
     assert Bayesian(vb.NealPrior(), "local").conv(2, 3).posterior.n_inducing == 19
+
+
+def test_seconds_per_epoch_stand_in_the_thesis_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    experiment = get("gi-runtime")
+    small = merge(get("gi-cifar10").options, {"model": SMALL, "training": {"batch_size": 5}})
+    monkeypatch.setitem(EXPERIMENTS, "gi-cifar10", dataclasses.replace(get("gi-cifar10"), options=small))
+    monkeypatch.setattr(datasets, "load", lambda *_, **__: split(channels=1))
+    monkeypatch.setattr(timing, "TIMED_STEPS", 1)
+    monkeypatch.setattr(image_runtime, "DEVICE", "cpu")
+    monkeypatch.setattr(drawing, "_has_gpu", lambda: True)
+    found = run_figures(experiment, tmp_path)["figures"]["epoch"]
+    assert found["setup"] == {"timed_steps": 1, "batch_size": 5, "n_inducing": 6, "rows": 12}
+    rows = compare_figures(experiment, tmp_path)["tab_gi_cifar10"]
+    filled = [row for row in rows if row.ours is not None]
+    assert {row.printed["model"] for row in filled} == set(POSTERIORS)
+    assert {row.printed["metric"] for row in filled} == {"seconds_per_epoch"}
+    assert (tmp_path / "gi-runtime" / "epoch.png").stat().st_size > 5_000

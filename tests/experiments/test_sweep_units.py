@@ -16,7 +16,7 @@ from vibayes.experiments.sweep import Selection, by_family, expand, plan
 
 NAMES = [
     *("intro", "dkl-toy", "dkl-mnist", "dkl-uci", "dkl-images", "dkl-hmc", "dkl-sgld"),
-    *("gi-toy", "gi-linear", "gi-uci", "gi-cifar10", "gi-mnist500", "gi-uncertainty"),
+    *("gi-toy", "gi-linear", "gi-uci", "gi-cifar10", "gi-mnist500", "gi-uncertainty", "gi-runtime"),
     *("dgp-uci", "dgp-compositional", "dwp-toy", "dwp-uci", "dwp-runtime"),
 ]
 

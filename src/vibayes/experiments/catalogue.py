@@ -230,7 +230,7 @@ _LATER = (
     Experiment("dwp-runtime", "Time per epoch of deep Wishart processes", ("fig:dwp:runtime", "tab:dwp:runtime"),
                ("boston", "protein"), tables=("tab_dwp_runtime",),
                script="vibayes.experiments.wishart_runtime",
-               note="Seconds of this machine: only their ratios compare. Protein where there is a GPU."),
+               note="Seconds of this machine: only their ratios compare. Boston on a CPU, protein on a GPU."),
 )  # fmt: skip
 
 _INTRO = Experiment(
@@ -244,7 +244,8 @@ _INTRO = Experiment(
 
 _ORDER = (
     "intro", "dkl-toy", "dkl-mnist", "dkl-uci", "dkl-images", "dkl-hmc", "dkl-sgld", "gi-toy", "gi-linear", "gi-uci",
-    "gi-cifar10", "gi-mnist500", "gi-uncertainty", "dgp-uci", "dgp-compositional", "dwp-toy", "dwp-uci", "dwp-runtime",
+    "gi-cifar10", "gi-mnist500", "gi-uncertainty", "gi-runtime", "dgp-uci", "dgp-compositional", "dwp-toy", "dwp-uci",
+    "dwp-runtime",
 )  # fmt: skip
 
 EXPERIMENTS: dict[str, Experiment] = {

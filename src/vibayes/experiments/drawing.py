@@ -48,6 +48,7 @@ class Drawing:
         resumable: figures whose functions take `checkpoint=`, a file from which they go on when a run was killed, or
             the beginning of the names of several.
         on_request: figures that are drawn only when they are asked for by name.
+        on_gpu: figures that need a GPU, and are skipped where there is none.
     """
 
     experiment: str
@@ -57,6 +58,7 @@ class Drawing:
     paint: Mapping[str, Paint] = field(default_factory=dict)
     resumable: Sequence[str] = ()
     on_request: Sequence[str] = ()
+    on_gpu: Sequence[str] = ()
 
     def run(
         self,
@@ -68,8 +70,8 @@ class Drawing:
     ) -> dict[str, Any]:
         """Draw the figures into a folder and write their numbers to `EXPERIMENT.json` there.
 
-        Figures whose data files are missing are skipped; the result file says so. It is written after every figure,
-        and keeps what earlier runs wrote of others.
+        Figures whose data files or GPU are missing are skipped; the result file says so. It is written after every
+        figure, and keeps what earlier runs wrote of others.
 
         Args:
             out: the folder.
@@ -88,15 +90,10 @@ class Drawing:
         begin = time.monotonic()
         found: dict[str, Any] = {}
         for name in names:
-            entry: dict[str, Any] = {"label": self.labels[name], "file": None, "skipped": None}
+            entry: dict[str, Any] = {"label": self.labels[name], "file": None, "skipped": self._missing(name)}
             start = time.monotonic()
             checkpoint = folder / WORK / f"{name}-{seed}.checkpoint"
-            try:
-                if name in self.files:
-                    datasets.load(self.files[name])
-            except DataError as error:
-                entry["skipped"] = str(error)
-            else:
+            if entry["skipped"] is None:
                 with one_thread(), _conditions(seed):
                     options = {"checkpoint": checkpoint} if name in self.resumable else {}
                     result = self.figures[name](seed, **options)
@@ -149,6 +146,17 @@ class Drawing:
         write_file(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
         return drawn
 
+    def _missing(self, name: str) -> str | None:
+        """What a figure cannot be made without, and is not here."""
+        if name in self.on_gpu and not _has_gpu():
+            return "It needs a GPU, and there is none here."
+        try:
+            if name in self.files:
+                datasets.load(self.files[name])
+        except DataError as error:
+            return str(error)
+        return None
+
     def _chosen(self, figures: Sequence[str] | None) -> list[str]:
         usual = [name for name in self.figures if name not in self.on_request]
         if figures is None:
@@ -168,13 +176,20 @@ class Drawing:
         return plotting.save(figure, folder / f"{name}.png").name
 
     def _beside(self, name: str, entry: dict[str, Any], file: Path) -> dict[str, Any]:
-        """The entries of the result file with this one, in the order of the figures."""
+        """The entries of the result file with this one, in the order of the figures.
+
+        A figure that was skipped leaves what an earlier run, perhaps on another machine, found of it.
+        """
         try:
             kept = json.loads(file.read_text(encoding="utf-8"))["figures"]
         except (OSError, ValueError, KeyError, TypeError):  # none, or one that cannot be read: it is replaced
             kept = {}
-        entries = {**kept, name: entry}
+        entries = kept if entry["skipped"] and not kept.get(name, entry)["skipped"] else {**kept, name: entry}
         return {figure: entries[figure] for figure in self.figures if figure in entries}
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
 
 
 @contextmanager

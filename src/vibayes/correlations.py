@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.operators import batch_first
+from vibayes.operators import batch_first, register
 
 __all__ = ["correlations"]
 
@@ -122,12 +122,16 @@ def _vmap(
 
 
 _SIZES = "int first, int down, int across"
-torch.library.define("vibayes::correlations", f"(Tensor z, {_SIZES}) -> (Tensor, Tensor)")
-torch.library.impl("vibayes::correlations", ("cpu", "cuda"), _correlations)
-torch.library.register_fake("vibayes::correlations", _shapes)
-torch.library.register_autograd("vibayes::correlations", _backward, setup_context=_save)
-torch.library.register_vmap("vibayes::correlations", _vmap)
-
-torch.library.define("vibayes::correlations_backward", f"(Tensor z, Tensor Z, Tensor g, {_SIZES}) -> Tensor")
-torch.library.impl("vibayes::correlations_backward", ("cpu", "cuda"), _gradient)
-torch.library.register_fake("vibayes::correlations_backward", lambda z, *_: z.new_empty(z.shape))
+register(
+    f"correlations(Tensor z, {_SIZES}) -> (Tensor, Tensor)",
+    _correlations,
+    _shapes,
+    save=_save,
+    backward=_backward,
+    vmap=_vmap,
+)
+register(
+    f"correlations_backward(Tensor z, Tensor Z, Tensor g, {_SIZES}) -> Tensor",
+    _gradient,
+    lambda z, *_: z.new_empty(z.shape),
+)

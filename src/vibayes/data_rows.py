@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import cuda_kernels
-from vibayes.operators import batch_first, flat
+from vibayes.operators import batch_first, flat, register
 
 __all__ = ["data_rows"]
 
@@ -97,17 +97,16 @@ def _vmap(
     return operator(*batch_first(info, in_dims, *given)), (0, 0, 0)
 
 
-torch.library.define(
-    "vibayes::data_rows", "(Tensor inverse, Tensor change, Tensor K, Tensor v) -> (Tensor, Tensor, Tensor)"
+register(
+    "data_rows(Tensor inverse, Tensor change, Tensor K, Tensor v) -> (Tensor, Tensor, Tensor)",
+    _rows,
+    _rows_shapes,
+    save=_save,
+    backward=_backward,
+    vmap=_vmap,
 )
-torch.library.impl("vibayes::data_rows", ("cpu", "cuda"), _rows)
-torch.library.register_fake("vibayes::data_rows", _rows_shapes)
-torch.library.register_autograd("vibayes::data_rows", _backward, setup_context=_save)
-torch.library.register_vmap("vibayes::data_rows", _vmap)
-
-torch.library.define(
-    "vibayes::data_rows_backward",
-    "(Tensor inverse, Tensor A, Tensor v, Tensor g_mean, Tensor g_loss) -> (Tensor, Tensor)",
+register(
+    "data_rows_backward(Tensor inverse, Tensor A, Tensor v, Tensor g_mean, Tensor g_loss) -> (Tensor, Tensor)",
+    _gradients,
+    _gradients_shapes,
 )
-torch.library.impl("vibayes::data_rows_backward", ("cpu", "cuda"), _gradients)
-torch.library.register_fake("vibayes::data_rows_backward", _gradients_shapes)

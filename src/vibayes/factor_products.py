@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vibayes.operators import register
+
 __all__ = ["factor_product", "gram"]
 
 
@@ -101,15 +103,12 @@ def _gram_vmap(info: Any, in_dims: tuple[int], F: Tensor) -> tuple[Tensor, int]:
     return torch.ops.vibayes.gram(F.movedim(in_dims[0], 0)), 0
 
 
-_FLAGS = "bool inverse, bool transposed"
-torch.library.define("vibayes::factor_product", f"(Tensor matrix, Tensor change, Tensor B, {_FLAGS}) -> Tensor")
-torch.library.impl("vibayes::factor_product", ("cpu", "cuda"), _factor_product)
-torch.library.register_fake("vibayes::factor_product", _factor_product)
-torch.library.register_autograd("vibayes::factor_product", _product_backward, setup_context=_save_product)
-torch.library.register_vmap("vibayes::factor_product", _product_vmap)
-
-torch.library.define("vibayes::gram", "(Tensor F) -> Tensor")
-torch.library.impl("vibayes::gram", ("cpu", "cuda"), _gram)
-torch.library.register_fake("vibayes::gram", _gram)
-torch.library.register_autograd("vibayes::gram", _gram_backward, setup_context=_save_gram)
-torch.library.register_vmap("vibayes::gram", _gram_vmap)
+register(
+    "factor_product(Tensor matrix, Tensor change, Tensor B, bool inverse, bool transposed) -> Tensor",
+    _factor_product,
+    _factor_product,
+    save=_save_product,
+    backward=_product_backward,
+    vmap=_product_vmap,
+)
+register("gram(Tensor F) -> Tensor", _gram, _gram, save=_save_gram, backward=_gram_backward, vmap=_gram_vmap)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import cuda_kernels
+from vibayes.operators import register
 
 __all__ = ["factorize"]
 
@@ -133,10 +134,11 @@ def _vmap(info: Any, in_dims: tuple[int | None], K: Tensor) -> tuple[tuple[Tenso
     return torch.ops.vibayes.factorize(K.movedim(in_dims[0], 0)), (0, 0, 0, 0, 0)
 
 
-# A library operator is opaque to torch.compile and has rules of its own for autograd and vmap, which an
-# `autograd.Function` loses when it is compiled. (`torch.library.custom_op` would import the compiler at first use.)
-torch.library.define("vibayes::factorize", "(Tensor K) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-torch.library.impl("vibayes::factorize", ("cpu", "cuda"), _factorize)
-torch.library.register_fake("vibayes::factorize", _shapes)
-torch.library.register_autograd("vibayes::factorize", _backward, setup_context=_save)
-torch.library.register_vmap("vibayes::factorize", _vmap)
+register(
+    "factorize(Tensor K) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _factorize,
+    _shapes,
+    save=_save,
+    backward=_backward,
+    vmap=_vmap,
+)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.operators import batch_first
+from vibayes.operators import batch_first, register
 
 __all__ = ["NOISE_PER_GAMMA", "gamma_from_normals"]
 
@@ -58,9 +58,10 @@ def _vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, draw
     return torch.ops.vibayes.gamma_slope(*batch_first(info, in_dims, alpha, drawn)), 0
 
 
-# torch's own function has no rule for vmap and would run in a loop; nor would `torch.compile` see the rule of an
-# `autograd.Function`, but it does that of an operator. It is never differentiated.
-torch.library.define("vibayes::gamma_slope", "(Tensor alpha, Tensor drawn) -> Tensor")
-torch.library.impl("vibayes::gamma_slope", ("cpu", "cuda"), _slope)
-torch.library.register_fake("vibayes::gamma_slope", lambda alpha, drawn: torch.empty_like(alpha))
-torch.library.register_vmap("vibayes::gamma_slope", _vmap)
+# torch's own function has no rule for vmap and would run in a loop. It is never differentiated.
+register(
+    "gamma_slope(Tensor alpha, Tensor drawn) -> Tensor",
+    _slope,
+    lambda alpha, drawn: torch.empty_like(alpha),
+    vmap=_vmap,
+)

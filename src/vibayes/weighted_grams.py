@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import cuda_kernels
-from vibayes.operators import batch_first, flat
+from vibayes.operators import batch_first, flat, register
 
 __all__ = ["weighted_grams"]
 
@@ -74,12 +74,14 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor) -> tuple[T
     return torch.ops.vibayes.weighted_grams(*batch_first(info, in_dims, *given)), 0
 
 
-torch.library.define("vibayes::weighted_grams", "(Tensor D, Tensor weights) -> Tensor")
-torch.library.impl("vibayes::weighted_grams", ("cpu", "cuda"), _grams)
-torch.library.register_fake("vibayes::weighted_grams", _grams_shape)
-torch.library.register_autograd("vibayes::weighted_grams", _backward, setup_context=_save)
-torch.library.register_vmap("vibayes::weighted_grams", _vmap)
-
-torch.library.define("vibayes::weighted_grams_backward", "(Tensor D, Tensor weights, Tensor g) -> (Tensor, Tensor)")
-torch.library.impl("vibayes::weighted_grams_backward", ("cpu", "cuda"), _gradients)
-torch.library.register_fake("vibayes::weighted_grams_backward", _gradients_shapes)
+register(
+    "weighted_grams(Tensor D, Tensor weights) -> Tensor",
+    _grams,
+    _grams_shape,
+    save=_save,
+    backward=_backward,
+    vmap=_vmap,
+)
+register(
+    "weighted_grams_backward(Tensor D, Tensor weights, Tensor g) -> (Tensor, Tensor)", _gradients, _gradients_shapes
+)

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import cuda_kernels
-from vibayes.operators import batch_first
+from vibayes.operators import batch_first, register
 
 __all__ = ["centred", "exponential", "squares"]
 
@@ -142,8 +142,11 @@ def _vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor | None) -> 
     return torch.ops.vibayes.exponential(*batch_first(info, in_dims, *given)), 0
 
 
-torch.library.define("vibayes::exponential", "(Tensor x, Tensor? z, Tensor offset) -> Tensor")
-torch.library.impl("vibayes::exponential", ("cpu", "cuda"), _exponential)
-torch.library.register_fake("vibayes::exponential", _shape)
-torch.library.register_autograd("vibayes::exponential", _backward, setup_context=_save)
-torch.library.register_vmap("vibayes::exponential", _vmap)
+register(
+    "exponential(Tensor x, Tensor? z, Tensor offset) -> Tensor",
+    _exponential,
+    _shape,
+    save=_save,
+    backward=_backward,
+    vmap=_vmap,
+)

@@ -7,7 +7,7 @@ operator keeps its own backward pass under `torch.compile`.
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -35,19 +35,28 @@ def correlations(
     return found
 
 
-def _waves(
-    height: int, width: int, shifts: tuple[int, int], like: Tensor
-) -> tuple[Float[Tensor, "shifts f2"], Float[Tensor, "f2 shifts"]]:
-    """What takes real and imaginary parts of a cross-spectrum to correlations at small shifts, and what brings back."""
+class _Waves(NamedTuple):
+    """What takes cross-spectra to correlations at small shifts, and their gradients back.
+
+    Attributes:
+        there: cosines and sines, `[2 shifts, F]`, with how often each frequency of `rfft2` counts.
+        back: the same without counts, `[F, 2 shifts]`.
+        pairs: what a cosine and a sine make of pairs of real and imaginary parts, `[2, 1, 1, 2, 1, 2]`.
+    """
+
+    there: Tensor
+    back: Tensor
+    pairs: Tensor
+
+
+def _waves(height: int, width: int, shifts: tuple[int, int], like: Tensor) -> _Waves:
     if like.is_cuda and torch.cuda.is_current_stream_capturing():  # what is made now belongs to the graph
         return _make_waves(height, width, shifts, like.dtype, like.device)
     return _kept_waves(height, width, shifts, like.dtype, like.device)
 
 
 @torch.inference_mode(False)  # they are kept, and may meet gradients later
-def _make_waves(
-    height: int, width: int, shifts: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _make_waves(height: int, width: int, shifts: tuple[int, int], dtype: torch.dtype, device: torch.device) -> _Waves:
     def numbers(first: int, last: int) -> Tensor:
         return torch.arange(first, last + 1, dtype=dtype, device=device)
 
@@ -55,11 +64,16 @@ def _make_waves(
     rows, columns = numbers(0, height - 1) * (2 * math.pi / height), numbers(0, width // 2)
     angle = (down[:, None] * rows)[:, None, :, None] + (across[:, None] * columns * (2 * math.pi / width))[:, None]
     angle = angle.flatten(2).flatten(0, 1)  # [shifts, F]
+    waves = torch.cat([angle.cos(), angle.sin()])
     # frequencies that rfft2 leaves out are conjugates of those that are there, which count twice
     twice = 2.0 - ((columns == 0) | (2 * columns == width)).to(dtype)
-    count = twice.repeat(height) / (height * width)
-    cosine, sine = angle.cos(), angle.sin()
-    return torch.cat([cosine * count, -sine * count], 1), torch.cat([cosine, sine], 1).mT.contiguous()
+    one = torch.eye(2, dtype=dtype, device=device)
+    i = torch.stack([-one[1], one[0]])
+    return _Waves(
+        waves * (twice.repeat(height) / (height * width)),
+        waves.mT.contiguous(),
+        torch.stack([one, i])[:, None, None, :, None, :],
+    )
 
 
 _kept_waves = functools.cache(_make_waves)
@@ -73,23 +87,19 @@ def _spectrum(z: Tensor) -> Float[Tensor, "*batch f m q2"]:
 
 def _correlations(z: Tensor, first: int, down: int, across: int) -> tuple[Tensor, Tensor]:
     """Forward: the cross-spectrum, transformed back at the shifts that are needed; and the spectrum, to be kept."""
+    waves = _waves(z.shape[-2], z.shape[-1], (down, across), z)
     Z = _spectrum(z)  # [F, M, 2 Q]
-    products = (Z[..., : 2 * first].mT @ Z).view(*Z.shape[:-2], first, 2, -1, 2)  # [F, C, 2, Q, 2]
-    real = products[..., 0, :, 0] + products[..., 1, :, 1]  # of the cross-spectrum, the left factor conjugated
-    imaginary = products[..., 0, :, 1] - products[..., 1, :, 0]
-    waves, _ = _waves(z.shape[-2], z.shape[-1], (down, across), z)
-    R = waves @ torch.cat([real, imaginary], -3).flatten(-2)
-    return R.view(*R.shape[:-1], first, -1), Z
+    products = waves.there @ (Z[..., : 2 * first].mT @ Z).flatten(-2)  # of all four pairs of parts
+    products = products.view(*z.shape[:-4], 2, down * across, first, 2, -1, 2)
+    return (waves.pairs * products).sum((-6, -3, -1)), Z
 
 
 def _gradient(z: Tensor, Z: Tensor, g: Tensor, first: int, down: int, across: int) -> Tensor:
     """Backward: the gradient of each image is its correlation with a small kernel, one more product per frequency."""
     H, W = z.shape[-2:]
-    _, waves = _waves(H, W, (down, across), z)
-    real, imaginary = (waves @ g.flatten(-2)).chunk(2, -2)  # [F, C Q]
-    # the conjugate as a matrix of pairs  [F, 2 C, 2 Q]
-    pairs = torch.stack([real, -imaginary, imaginary, real], -1).view(*real.shape[:-1], first, -1, 2, 2)
-    kernel = pairs.transpose(-3, -2).flatten(-4, -3).flatten(-2)
+    waves = _waves(H, W, (down, across), z)
+    pairs = waves.pairs * g[..., None, :, :, None, :, None]  # [2, shifts, C, 2, Q, 2]
+    kernel = (waves.back @ pairs.flatten(-6, -5).flatten(-4)).view(*Z.shape[:-2], 2 * first, -1)
     # channel a hears b through the kernel, and b hears a through its transpose
     heard = Z[..., : 2 * first] @ kernel  # [F, M, 2 Q]
     heard[..., : 2 * first] += Z @ kernel.mT

@@ -147,8 +147,7 @@ def autocorrelation_equations(
     (C, H, W), P = x.shape[1:], y.shape[1]
     kh, kw = geometry.kernel
     shifts = (2 * kh - 1, 2 * kw - 1)
-    scaled = precision.sqrt()[:, None, None, None] * torch.cat([x, y], 1)
-    found = correlations(scaled, C, shifts)
+    found = correlations(torch.cat([x, y], 1), precision, C, shifts)
     auto, cross = found[..., :C], found[..., C:].reshape(*shifts, C, P)
     G = auto.index_select(0, _differences(kh, kw, x.device))  # [taps * taps, C, C]
     G = G.reshape(kh * kw, kh * kw, C, C).permute(2, 0, 3, 1).reshape(C * kh * kw, C * kh * kw)

@@ -4,7 +4,7 @@
 in `A` that is no small change of `K`, and so in the variances `k - A^T A` of data rows near inducing rows
 (docs/decisions/jitter.md). On a GPU one kernel makes all three in one pass, and another the gradients (`rows.cu`).
 
-They are library operators for the same reasons as `factorize`.
+Why they are library operators: `operators.register`.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """`D^T diag(w_p) D` for many weights `w_p`, as one operator: what regressions with a precision for each output need.
 
 On a GPU one kernel makes it, and another the gradients, neither of which writes down anything of size M x P x K
-(`grams.cu`). They are library operators for the same reasons as `factorize`.
+(`grams.cu`). Why they are library operators: `operators.register`.
 """
 
 from typing import Any

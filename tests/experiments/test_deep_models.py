@@ -132,8 +132,10 @@ def test_chapter_four_has_skip_connections_and_noise_in_hidden_layers() -> None:
         rates = [how["lr_schedule"](step) for step in (0, 10_000, 20_000)]
         assert rates == pytest.approx([1.0, 1.0, 0.003])
         rise = how["kl_weight"]
-        whole = 300 if model == "local inducing" else 2_000
+        whole = 300 if model == "local inducing" else 100
         assert rise == 1.0 if model == "DSVI" else [rise(step) for step in (0, whole // 2, whole)] == [0.0, 0.5, 1.0]
+        variances = [layer.kernel.variance.value.item() for layer in (*hidden, last)]
+        assert variances == pytest.approx([0.1, 0.1, 1.0] if model == "global inducing" else [1.0] * 3)
         if model == "DSVI":
             stds = [layer.posterior.raw_factor.diagonal(dim1=-2, dim2=-1).exp() for layer in (*hidden, last)]
             assert [round(math.log10(std.max().item())) for std in stds] == [-5, -5, 0]

@@ -128,11 +128,18 @@ class GeneralizedSingularWishart(MatrixDistribution):
         `log_prob_bartlett(T, log_det)` is then its log density here, and `Wishart.log_prob_factor(F, log_det)` that
         under a Wishart of the same `nu`, without another factorization.
         """
+        T = self.rsample_bartlett(sample_shape, noise)
+        return FactorSample(self.scale_tril @ self.mix(T), T, self.log_det(T))
+
+    def rsample_bartlett(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> Tensor:
+        """A draw of the Bartlett factor `T` alone, `[N, nt]`."""
         noise = self._noise(self.scale_tril, sample_shape, noise)
-        T = bartlett_factor(self.alpha, noise, self.beta, self.mu, self.sigma)
+        return bartlett_factor(self.alpha, noise, self.beta, self.mu, self.sigma)
+
+    def mix(self, T: Float[Tensor, "*batch n nt"]) -> Float[Tensor, "*batch n nt"]:
+        """`A T B`, which `L` makes the factor `F`."""
         AT = T if self.A is None else self.A.matmul(T)
-        ATB = AT if self.B is None else AT @ self.B
-        return FactorSample(self.scale_tril @ ATB, T, self._log_det(T, AT))
+        return AT if self.B is None else AT @ self.B
 
     def rsample(
         self, sample_shape: Sequence[int] = (), noise: Tensor | None = None
@@ -175,8 +182,9 @@ class GeneralizedSingularWishart(MatrixDistribution):
     def log_prob_bartlett(
         self,
         T: Float[Tensor, "*batch n nt"],
-        log_det: Float[Tensor, "*batch"] | None = None,
+        log_det: Float[Tensor, "*batch"] | float | None = None,
         *,
+        scale_log_det: Float[Tensor, "*batch"] | None = None,
         sticking_the_landing: bool = False,
     ) -> Float[Tensor, "*batch"]:
         """Log density of `G` (not of `T`) by the Bartlett factor that *this* distribution drew; the cheapest way.
@@ -184,33 +192,34 @@ class GeneralizedSingularWishart(MatrixDistribution):
         Args:
             T: `FactorSample.bartlett`.
             log_det: `FactorSample.log_det`, if at hand.
+            scale_log_det: the log determinant of the scale matrix, if at hand.
             sticking_the_landing: detach `alpha`, `beta`, `mu` and `sigma` in the density, so that their gradients come
                 through the sample alone (Roeder et al. 2017). The part left out has expectation zero.
         """
         n, nt = self.event_shape[0], self.rank
-        alpha, beta, mu, sigma = self.alpha, self.beta, self._below(self.mu, 0.0), self._below(self.sigma, 1.0)
+        alpha, beta, mu, sigma = self.alpha, self.beta, self.mu, self._below(self.sigma, 1.0)
         if sticking_the_landing:
             alpha, beta, mu, sigma = alpha.detach(), beta.detach(), mu.detach(), sigma.detach()
         if log_det is None:
-            log_det = self._log_det(T, T if self.A is None else self.A.matmul(T))
-        diagonal = T.diagonal(dim1=-2, dim2=-1)
-        logs = diagonal.log()  # log T_jj  [nt]
+            log_det = self.log_det(T)
+        if scale_log_det is None:
+            scale_log_det = linalg.logdet_factor(self.scale_tril)
+        power = nt - n - 1  # of |G_{:nt, :nt}|^(1/2), next to |C|^(1/2) with C the same block of T B B^T T^T
         below = n - 1.0 - torch.arange(nt, dtype=T.dtype, device=T.device)  # N - j
-        gammas = alpha * beta.log() - alpha.lgamma() + 2.0 * (alpha - 1.0) * logs - beta * diagonal.square()
-        normals = -0.5 * ((T - mu) / sigma).square() - sigma.log() - 0.5 * math.log(2 * math.pi)
-        log_q = (gammas - below * logs).sum(-1) + normals.tril(-1).sum((-2, -1))
-        log_det_C = 2.0 * logs.sum(-1)
-        if self.B is not None:
-            log_B = self._log_B()
-            log_q = log_q - 2.0 * ((below + 1.0) * log_B).sum(-1)
-            log_det_C = log_det_C + 2.0 * log_B.sum(-1)
-        log_det_LA = 0.5 * linalg.logdet_factor(self.scale_tril)
+        diagonal = T.diagonal(dim1=-2, dim2=-1)  # [nt]
+        z = ((T - mu) / sigma).tril(-1)
+        gammas = (2.0 * (alpha - 1.0) - below - power) * diagonal.log() - beta * diagonal.square()
+        constants = (alpha * beta.log() - alpha.lgamma()).sum(-1) - sigma.log().sum((-2, -1))
+        constants = constants - 0.5 * math.log(2 * math.pi) * (nt * n - nt * (nt + 1) // 2)
         if self.A is not None:
-            log_det_LA = log_det_LA + self.A.log_abs_det
-        return log_q - nt * log_det_LA + 0.5 * (nt - n - 1) * (log_det - log_det_C)
+            constants = constants - nt * self.A.log_abs_det
+        if self.B is not None:
+            constants = constants - ((2.0 * (below + 1.0) + power) * self._log_B()).sum(-1)
+        log_q: Tensor = gammas.sum(-1) - 0.5 * (z.square().sum((-2, -1)) + nt * scale_log_det) + constants
+        return log_q + 0.5 * power * log_det
 
-    def _log_det(self, T: Tensor, AT: Tensor) -> Tensor:
-        """`log |G_{:nt, :nt}|`, of the block `L_{:nt, :nt} (A T)_{:nt} B`."""
+    def log_det(self, T: Float[Tensor, "*batch n nt"]) -> Float[Tensor, "*batch"]:
+        """`log |G_{:nt, :nt}|` of the matrix with Bartlett factor `T`, of whose root the block is `L (A T) B`."""
         nt = self.rank
         total = self.scale_tril.diagonal(dim1=-2, dim2=-1)[..., :nt].log().sum(-1)
         if self.A is None or nt == self.event_shape[0]:
@@ -218,7 +227,7 @@ class GeneralizedSingularWishart(MatrixDistribution):
             if self.A is not None:
                 total = total + self.A.log_abs_det
         else:
-            total = total + log_abs_det(AT[..., :nt, :])
+            total = total + log_abs_det(self.A.matmul(T)[..., :nt, :])
         if self.B is not None:
             total = total + self._log_B().sum(-1)
         return 2.0 * total

@@ -111,9 +111,10 @@ class Wishart(MatrixDistribution):
     def log_prob_factor(
         self,
         F: Float[Tensor, "*batch n w"],
-        log_det: Float[Tensor, "*batch"] | None = None,
+        log_det: Float[Tensor, "*batch"] | float | None = None,
         *,
         whitened: Float[Tensor, "*batch n w"] | None = None,
+        scale_log_det: Float[Tensor, "*batch"] | None = None,
     ) -> Float[Tensor, "*batch"]:
         """Log density of `G = F F^T`, without forming `G`.
 
@@ -121,6 +122,7 @@ class Wishart(MatrixDistribution):
             F: any factor, `w >= nt`: the factor another distribution drew (rotated and zero-padded as it may be).
             log_det: `log |G_{:nt, :nt}|`, where it is known (`FactorSample.log_det`).
             whitened: `L^-1 F`, where it is known.
+            scale_log_det: the log determinant of the scale matrix, where it is known.
         """
         self._check_factor(F, self.rank)
         n, nu, L = self.event_shape[0], self.nu, self.scale_tril
@@ -128,13 +130,11 @@ class Wishart(MatrixDistribution):
             log_det = 2.0 * triangularize(F, self.rank).diagonal(dim1=-2, dim2=-1).log().sum(-1)
         if whitened is None:
             whitened = linalg.solve_lower(L, F)
-        return (
-            0.5 * (nu - n - 1) * log_det
-            - 0.5 * whitened.square().sum((-2, -1))  # tr(S^-1 G)
-            - 0.5 * nu * linalg.logdet_factor(L)
-            - log_multigamma(nu, self.rank)
-            - 0.5 * nu * (n * math.log(2.0) + (n - self.rank) * math.log(math.pi))
-        )
+        if scale_log_det is None:
+            scale_log_det = linalg.logdet_factor(L)
+        constants = log_multigamma(nu, self.rank) + 0.5 * nu * (n * math.log(2.0) + (n - self.rank) * math.log(math.pi))
+        trace = whitened.square().sum((-2, -1))  # tr(S^-1 G)
+        return 0.5 * ((nu - n - 1) * log_det - trace - nu * scale_log_det) - constants
 
     @property
     def mean(self) -> Float[Tensor, "*batch n n"]:

@@ -1,0 +1,70 @@
+"""What a Wishart posterior reports of its draws."""
+
+import math
+
+import pytest
+import torch
+
+import vibayes as vb
+from vibayes.distributions import Wishart
+from vibayes.draw import Draw
+from vibayes.posteriors.base import Site
+
+MIXINGS = ["plain", "A", "AB"]
+WIDTHS = [1, 2, 4, 6]  # fewer outputs than the four inducing rows, as many, and more
+
+
+def anywhere(mixing: str, width: int) -> vb.GeneralizedWishart:
+    """A posterior whose parameters have no special values."""
+    hidden = vb.GP(width, kernel=vb.SquaredExponential(2), posterior=vb.GeneralizedWishart(mixing))
+    last = vb.GP(1, kernel=vb.SquaredExponential(width))
+    vb.Model(torch.nn.Sequential(hidden, last), vb.Gaussian(0.3), inducing=torch.randn(4, 2))
+    with torch.no_grad():
+        for parameter in hidden.posterior.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        hidden.posterior.share.set(0.4)
+    posterior = hidden.posterior
+    assert isinstance(posterior, vb.GeneralizedWishart)
+    return posterior
+
+
+@pytest.mark.parametrize("given", ["design", "factor"])
+@pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_log_ratio_is_that_of_the_two_densities(mixing: str, width: int, given: str) -> None:
+    posterior = anywhere(mixing, width)
+    K = vb.SquaredExponential(2)(torch.randn(4, 2)) + 0.1 * torch.eye(4)
+    factor, _ = vb.linalg.factor(K)
+    more = {"gram": K, "factor": factor} if given == "factor" else {}
+    draw = Draw()
+    v = posterior.sample(Site("w", factor.lower, width, **more), draw)
+
+    F = factor.lower @ v / math.sqrt(width)
+    q = torch.sigmoid(posterior.share.value)
+    scale = (1.0 - q) * K / width + q * posterior.V @ posterior.V.mT
+    law = posterior.distribution(torch.linalg.cholesky(scale), width)
+    rank = min(width, 4)
+    assert torch.count_nonzero(v[:, rank:]) == 0
+    expected = Wishart(K / width, width).log_prob_factor(F) - law.log_prob_factor(F[:, :rank])
+    torch.testing.assert_close(draw.log_ratios["w"], expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mixing", MIXINGS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gradients_come_through_the_draw_alone(mixing: str, width: int) -> None:
+    """Sticking the landing: densities see the Bartlett parameters as constants, all others as parameters."""
+    posterior = anywhere(mixing, width)
+    K = vb.SquaredExponential(2)(torch.randn(4, 2)) + 0.1 * torch.eye(4)
+    noise = {"w.inducing": torch.randn(posterior.distribution(torch.eye(4), width).noise_shape)}
+    draw = Draw(noise=noise)
+    posterior.sample(Site("w", torch.linalg.cholesky(K), width), draw)
+
+    q = torch.sigmoid(posterior.share.value)
+    L = torch.linalg.cholesky((1.0 - q) * K / width + q * posterior.V @ posterior.V.mT)
+    law = posterior.distribution(L, width)
+    F, T, _ = law.rsample_factor(noise=noise["w.inducing"])
+    expected = Wishart(K / width, width).log_prob_factor(F) - law.log_prob_bartlett(T, sticking_the_landing=True)
+    parameters = [p for p in posterior.parameters() if p.requires_grad]
+    found = torch.autograd.grad(draw.log_ratios["w"], parameters)
+    for mine, other in zip(found, torch.autograd.grad(expected, parameters), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)

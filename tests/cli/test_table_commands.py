@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -55,6 +56,64 @@ def test_compare_json(compared: tuple[Path, Any], tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert json.loads(result.stdout)["winner"] == "gp"
     assert result.stderr == ""
+    assert result.stdout == (tmp_path / "results.json").read_text()
+    assert json.loads(result.stdout)["sensitivity"].keys() == {"a", "kind"}
+
+
+def test_names_with_brackets_and_spaces_are_shown_as_they_are(tmp_path: Path) -> None:
+    table = frame().rename(columns={"y": "price [/m2]"}).assign(id=range(60))
+    table["price [/m2]"] = (table["price [/m2]"] > 0).astype(int)
+    table.to_csv(tmp_path / "my [bold] table.csv", index=False)
+    options = ("--task", "classification", "--ignore", "id", "--out", tmp_path / "out [m]")
+    result = run("compare", tmp_path / "my [bold] table.csv", "--target", "price [/m2]", *options, *FEW)
+    assert result.exit_code == 0, result.output
+    (again,) = (line for line in result.stdout.splitlines() if line.startswith("Use all rows:"))
+    assert shlex.split(again.removeprefix("Use all rows:")) == [
+        "vibayes", "fit", str(tmp_path / "my [bold] table.csv"), "--target", "price [/m2]", "--task", "classification",
+        "--ignore", "id", "--model", "gp",
+    ]  # fmt: skip
+    (predict,) = (line for line in result.stdout.splitlines() if line.startswith("Predict new rows:"))
+    assert shlex.split(predict)[5] == str(tmp_path / "out [m]" / "model")
+    assert str(tmp_path / "out [m]" / "report.html") in result.stdout
+    assert "to predict price [/m2]" in result.stderr
+    described = run("describe", tmp_path / "out [m]")
+    assert described.exit_code == 0, described.output
+    assert "predicts price [/m2]" in described.stdout
+    fitted = run("fit", *shlex.split(again)[5:], "--steps", "5", "--out", tmp_path / "fitted [m]")
+    assert fitted.exit_code == 0, fitted.output
+    assert f"Model: {tmp_path / 'fitted [m]'}" in fitted.stdout
+
+
+def test_a_family_named_twice_trains_once(compared: tuple[Path, Any], tmp_path: Path) -> None:
+    options = ("--steps", "5", "--seeds", "1", "--models", "gp,gp", "--out", tmp_path, "--json")
+    result = run("compare", compared[0] / "t.csv", "--target", "y", *options)
+    assert result.exit_code == 0, result.output
+    assert [family["family"] for family in json.loads(result.stdout)["families"]] == ["gp"]
+
+
+def test_codes_with_leading_zeros(tmp_path: Path) -> None:
+    table = frame()
+    table["code"] = np.array(["01", "02", "1A"])[np.arange(60) % 3]
+    table["class"] = np.array(["07", "8B", "09"])[np.arange(60) % 3]
+    table.to_csv(tmp_path / "t.csv", index=False)
+    fitted = run("fit", tmp_path / "t.csv", "--target", "class", "--steps", "5", "--out", tmp_path / "m")
+    assert fitted.exit_code == 0, fitted.output
+    table[table["code"] != "1A"].assign(**{"class": "07"}).to_csv(tmp_path / "new.csv", index=False)
+    result = run("predict", tmp_path / "m", tmp_path / "new.csv")
+    assert result.exit_code == 0, result.output
+    assert "not seen" not in result.stderr
+    assert "otherwise" not in result.stderr
+    assert "Against the 40 known targets" in result.stderr
+
+
+def test_kept_columns_and_predictions_have_names_of_their_own(compared: tuple[Path, Any], tmp_path: Path) -> None:
+    frame(5).assign(mean=1.0, std=2.0).to_csv(tmp_path / "new.csv", index=False)
+    result = run("predict", compared[0] / "out", tmp_path / "new.csv", "--keep", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert (rows[0]["mean"], rows[0]["std"]) == (1.0, 2.0)
+    assert {"mean.2", "std.2", "lower 95%"} <= rows[0].keys()
+    assert "is called 'mean.2'" in result.stderr
 
 
 def test_predict_new_rows(compared: tuple[Path, Any], tmp_path: Path) -> None:
@@ -81,8 +140,25 @@ def test_predict_new_rows(compared: tuple[Path, Any], tmp_path: Path) -> None:
 def test_predict_scores_where_the_target_is_known(compared: tuple[Path, Any]) -> None:
     folder, _ = compared
     result = run("predict", folder / "out" / "model", folder / "t.csv")
-    assert "Against the 60 known targets" in result.stderr
-    assert "rmse" in result.stderr
+    (line,) = (line for line in result.stderr.splitlines() if line.startswith("Against the 60 known targets"))
+    assert "rmse" in line
+    assert "coverage 95" in line  # not on a line of its own
+
+
+def test_predict_into_a_folder_or_on_a_device_that_is_not_there(
+    compared: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for options, message in (
+        (("--out", tmp_path), f"{tmp_path} is a folder"),
+        (("--device", "cuda"), "no CUDA GPU is available"),
+        (("--device", "foo"), "Unknown device 'foo'"),
+    ):
+        result = run("predict", compared[0] / "out", compared[0] / "t.csv", *options)
+        assert result.exit_code == 1
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert ".part" not in result.stderr
 
 
 def test_predict_refuses_a_missing_column(compared: tuple[Path, Any], tmp_path: Path) -> None:
@@ -121,6 +197,9 @@ def test_fit_uses_all_rows(compared: tuple[Path, Any], tmp_path: Path) -> None:
     assert "Linear" in described.stdout
     scored = run("fit", folder / "t.csv", "-t", "y", "--test", "0.2", "--steps", "5", "--json", "--out", tmp_path / "n")
     assert "rmse" in json.loads(scored.stdout)["scores"]
+    one = run("fit", folder / "t.csv", "-t", "y", "--test", "0.02", "--steps", "5", "--out", tmp_path / "o")
+    assert one.exit_code == 0, one.output
+    assert "held-out r2: unknown" in one.stdout  # of one row
 
 
 @pytest.mark.parametrize(
@@ -184,6 +263,9 @@ def test_usage_errors_and_help(tmp_path: Path) -> None:
     assert run("compare").exit_code == 2
     assert run("compare", "t.csv").exit_code == 2  # no target
     assert run("compare", "t.csv", "-t", "y", "--seeds", "0").exit_code == 2
+    for command in ("compare", "fit"):
+        for option, value in (("--seed", "-1"), ("--seed", str(2**32)), ("--steps", "0")):
+            assert run(command, "t.csv", "-t", "y", option, value).exit_code == 2
     missing = run("compare", tmp_path / "none.csv", "-t", "y", "--out", tmp_path / "o")
     assert (missing.exit_code, "There is no file" in missing.stderr) == (1, True)
     frame().to_csv(tmp_path / "t.csv", index=False)

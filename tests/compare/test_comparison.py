@@ -27,6 +27,7 @@ from vibayes.compare import (
 )
 from vibayes.compare import comparison as module
 from vibayes.compare.comparison import Silent
+from vibayes.compare.families import FAMILIES
 from vibayes.compare.scores import Bounds
 from vibayes.compare.training import Trained
 from vibayes.errors import ConfigurationError, DataError, TrainingError
@@ -273,6 +274,39 @@ def test_broken_model_folders(written: tuple[Any, dict[str, Path]], tmp_path: Pa
     (tmp_path / "table.json").write_text(json.dumps({k: v for k, v in content.items() if k != "target"}))
     with pytest.raises(DataError, match="lacks target"):
         TableModel.load(tmp_path)
+    for part, wrong in (
+        ("encoder", {"columns": ["a"]}),
+        ("target", {"names": "y"}),
+        ("about", {"elbo_per_datapoint": "high"}),
+        ("about", {"scores": {"rmse": [1]}}),
+        ("about", {"scores": 3}),
+    ):
+        (tmp_path / "table.json").write_text(json.dumps(content | {part: content[part] | wrong}))
+        with pytest.raises(DataError, match=r"table\.json was damaged or edited"):
+            TableModel.load(tmp_path)
+
+
+def test_devices_that_are_not_there(
+    written: tuple[Any, dict[str, Path]], regression: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, message in (("cuda", "no CUDA GPU"), ("foo", "Unknown device 'foo'")):
+        with pytest.raises(ConfigurationError, match=message):
+            TableModel.load(written[1]["model"], device)
+        with pytest.raises(ConfigurationError, match=message):
+            compare(regression, device=device, families=["gp"])
+        with pytest.raises(ConfigurationError, match=message):
+            training.train(FAMILIES["bnn-mean-field"], regression.problem(regression.train), [0], 1.0, device=device)
+
+
+def test_training_rows_decide_the_order_of_day_and_month() -> None:
+    frame = regression_frame(40).dropna().reset_index(drop=True)
+    frame["day"] = [f"{1 + i % 12:02d}/{1 + i % 9:02d}/2021" for i in range(len(frame))]
+    frame.loc[7, "day"] = "25/12/2021"
+    data = prepare(table(frame), ["y"], test=np.array([7, 8, 9]))
+    (day,) = (column for column in data.encoder.columns if column.name == "day")
+    assert day.day_first is False
+    assert any("1 date such as '25/12/2021' cannot have the month first" in note for note in data.notes)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])

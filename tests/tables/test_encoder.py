@@ -63,10 +63,33 @@ def test_whole_numbers_as_categories_read_alike_with_missing_values() -> None:
     )
 
 
+def test_codes_written_otherwise_are_found_and_said() -> None:
+    encoder, _ = learn(code=["01", "02", "1A", "02"])
+    assert encoder.texts == ("code",)
+    new = encoder.encode(pd.DataFrame({"code": [1, 2, 3]}))
+    assert new.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert new.notes[0] == "'code': 2 rows with a level written otherwise ('1' for '01', '2' for '02')."
+    assert "('3')" in new.notes[1]
+    both, _ = learn(code=["01", "1", "1A", "01"])
+    assert both.encode(pd.DataFrame({"code": ["1.0"]})).x.tolist() == [[0, 0, 0]]  # which of two is not known
+    yes_or_no, _ = learn(flag=[True, False, True])
+    assert yes_or_no.texts == ()
+
+
+def test_lists_and_records_are_left_out() -> None:
+    encoder, frame = learn(a=[1.0, 2.0, 3.0], tags=[["x"], ["y"], None], place=[{"b": 1}, None, {"b": 2}])
+    assert encoder.features == ("a",)
+    assert "its cells are lists" in note(encoder, "tags")
+    assert "its cells are records" in note(encoder, "place")
+    with pytest.raises(DataError, match="'a' holds lists; a number"):
+        encoder.encode(frame.assign(a=frame["tags"]))
+
+
 def test_many_levels_keep_the_frequent_ones() -> None:
     values = [f"l{i}" for i in range(40) for _ in range(i + 1)]
     encoder, frame = learn(a=values)
     assert len(encoder.features) == 30
+    assert encoder.texts == ("a",)
     assert encoder.features[-1] == "a=(other)"
     x = encoder.encode(frame).x
     assert (x.sum(1) == 1).all()
@@ -117,6 +140,45 @@ def test_forms_of_dates(texts: list[str], second: float) -> None:
     assert x[1, 0] * 365.2425 == pytest.approx(second)
 
 
+def test_the_order_of_day_and_month_is_learned_once() -> None:
+    encoder, _ = learn(day=["25/12/2020", "01/02/2021", "05/03/2021"])
+    assert encoder.columns[0].day_first
+    few, more = pd.DataFrame({"day": ["05/12/2021"]}), pd.DataFrame({"day": ["05/12/2021", "25/12/2021"]})
+    expected = (pd.Timestamp("2021-12-05") - pd.Timestamp("2020-12-25")).days / 365.2425
+    assert encoder.encode(few).x[0, 0] == pytest.approx(expected)
+    assert encoder.encode(more).x[0, 0] == pytest.approx(expected)
+    assert not encoder.encode(more).notes
+    again = Encoder.from_dict(json.loads(json.dumps(encoder.to_dict())))
+    assert again.encode(few).x[0, 0] == pytest.approx(expected)
+    months, frame = learn(day=["02/01/2021", "03/05/2021", "04/09/2021"])
+    assert months.columns[0].day_first is False
+    assert not months.encode(frame).notes
+    assert "1 date such as '25/12/2021' cannot have the month first" in months.encode(more).notes[0]
+
+
+def test_descriptions_from_before_the_order_was_kept_still_load() -> None:
+    encoder, frame = learn(day=["25/12/2020", "01/02/2021", "05/03/2021"])
+    description = encoder.to_dict()
+    del description["columns"][0]["day_first"]
+    old = Encoder.from_dict(description)
+    assert old.columns[0].day_first is None
+    np.testing.assert_array_equal(old.encode(frame).x, encoder.encode(frame).x)
+
+
+def test_day_first_leaves_dates_with_the_year_first_alone() -> None:
+    encoder, _ = learn(day=["25/12/2020", "2020-12-26", "27/12/2020"])
+    x = encoder.encode(pd.DataFrame({"day": ["2021-05-12", "12/05/2021", "2021/05/12"]})).x
+    assert x[0, 0] == x[1, 0] == x[2, 0]
+
+
+@pytest.mark.parametrize("kind", ["text", "stamps"])
+def test_dates_beyond_2262(kind: str) -> None:
+    texts = ["2020-01-01", "2021-01-01", "9999-12-31"]
+    values = texts if kind == "text" else pd.Series(np.array(texts, dtype="datetime64[s]"))
+    encoder, frame = learn(day=values)
+    assert encoder.encode(frame).x[2, 0] == pytest.approx(7980, abs=0.1)
+
+
 def test_words_are_not_dates() -> None:
     encoder, _ = learn(month=["may", "june", "may", "july"] * 3)
     assert encoder.columns[0].kind == "category"
@@ -144,6 +206,11 @@ def test_json_round_trip_encodes_alike() -> None:
         Encoder.from_dict({"columns": [{"name": "a", "kind": "evil"}]})
     with pytest.raises(DataError, match="not the description of a column"):
         Encoder.from_dict({"columns": [{"nam": "a"}]})
+    with pytest.raises(DataError, match="not the description of a column"):
+        Encoder.from_dict({"columns": ["a"]})
+    for wrong in ({"levels": 3}, {"features": [1]}, {"fill": "x"}, {"flags_missing": 1}):
+        with pytest.raises(DataError, match=f"not the description of a column: {next(iter(wrong))} is"):
+            Encoder.from_dict({"columns": [{"name": "a", "kind": "number", **wrong}]})
 
 
 def test_columns_are_found_by_name_and_missing_ones_named() -> None:

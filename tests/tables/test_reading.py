@@ -1,5 +1,6 @@
 """Reading files as people have them."""
 
+import csv
 import gzip
 from pathlib import Path
 
@@ -73,6 +74,71 @@ def test_row_numbers_without_a_name_are_left_out(tmp_path: Path) -> None:
     table = read_table(tmp_path / "t.csv")
     assert list(table.frame.columns) == ["a", "b"]
     assert "numbers the rows" in table.notes[0]
+
+
+@pytest.mark.parametrize("rows", [2, 80])
+def test_a_separator_at_the_end_of_every_line(tmp_path: Path, rows: int) -> None:
+    table = read_table(written(tmp_path, "x,y,z\n" + "1,2,3,\n4,5,6,\n" * (rows // 2)))
+    assert list(table.frame.columns) == ["x", "y", "z"]
+    assert table.frame.iloc[:2].to_numpy().tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert table.notes == []
+
+
+def test_row_numbers_and_a_last_column_that_is_empty_at_first(tmp_path: Path) -> None:
+    rows = [f"{i},5,{'3' if i == 60 else ''}\n" for i in range(1, 61)]
+    table = read_table(written(tmp_path, "x,y\n" + "".join(rows)))
+    assert list(table.frame.columns) == ["x", "y"]
+    assert table.frame.iloc[-1].tolist() == [5, 3]
+    assert "numbers the rows" in table.notes[0]
+
+
+@pytest.mark.parametrize("blank", [",,\n", ",,\n\n,,\n", " \n", '"","",""\n', "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_blank_lines_before_the_names(tmp_path: Path, blank: str, encoding: str) -> None:
+    table = read_table(written(tmp_path, blank + "x,y,z\n1,2,3\n4,5,6\n", encoding=encoding))
+    assert list(table.frame.columns) == ["x", "y", "z"]
+    assert table.frame.to_numpy().tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_blank_line_of_tabs(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "\t\t\nx\ty\tz\n1\t2\t3\n"))
+    assert table.frame.to_numpy().tolist() == [[1, 2, 3]]
+
+
+def test_columns_to_read_as_text(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "code,n\n01,1\n,2\n"), ["code", "elsewhere"])
+    assert table.frame["code"].iloc[0] == "01"
+    assert table.frame["code"].isna().tolist() == [False, True]
+    assert table.frame["n"].tolist() == [1, 2]
+
+
+def test_long_cells(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    table = read_table(written(tmp_path, f"a,b\n{'x' * 200_000},1\ny,2\n"))
+    assert table.frame["b"].tolist() == [1, 2]
+    assert csv.field_size_limit() == limit
+
+
+def test_decimal_commas_that_come_late(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "a;b;c\n" + "1;1.5;x,y\n" * 60 + "2,5;2.5;\n;1;z\n"))
+    assert table.frame["a"].dropna().tolist() == [1.0] * 60 + [2.5]
+    assert table.frame["b"].iloc[60] == 2.5
+    assert table.frame["c"].iloc[0] == "x,y"
+    assert "Numbers of column 'a' have decimal commas." in table.notes
+
+
+def test_named_indices_of_parquet_are_columns(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6], "y": [7, 8, 9]})
+    frame.set_index(["b", "a"]).to_parquet(tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet")
+    assert table.frame[["a", "b", "y"]].equals(frame)
+    assert "index is used as a column, too: b, a" in table.notes[0]
+    frame.set_index("a", drop=False).to_parquet(tmp_path / "t.parquet")  # the same numbers twice
+    assert read_table(tmp_path / "t.parquet").frame.equals(frame)
+    frame.set_index(pd.Index([5, 5, 6], name="a")).to_parquet(tmp_path / "t.parquet")  # other numbers, one name
+    table = read_table(tmp_path / "t.parquet")
+    assert table.frame["a.2"].tolist() == [5, 5, 6]
+    assert table.repeated == ("a",)
 
 
 def test_missing_cells(tmp_path: Path) -> None:

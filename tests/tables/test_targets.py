@@ -64,10 +64,28 @@ def test_refused(values: object, message: str) -> None:
         learn_target(pd.DataFrame({"y": values}), ["y"])
 
 
+def test_classes_that_must_be_read_as_text() -> None:
+    assert learn_target(pd.DataFrame({"y": ["01", "02", "1A"] * 3}), ["y"]).texts == ("y",)
+    assert learn_target(pd.DataFrame({"y": [0, 1, 0]}), ["y"]).texts == ()
+    assert learn_target(pd.DataFrame({"y": [0.5, 1.5, 2.5]}), ["y"]).texts == ()
+
+
+def test_damaged_descriptions() -> None:
+    description = learn_target(pd.DataFrame({"y": [0, 1, 0]}), ["y"]).to_dict()
+    assert Target.from_dict(description).to_dict() == description
+    for wrong in ({"names": "y"}, {"names": []}, {"kind": "evil"}, {"labels": [0, 1]}, {"note": 3}):
+        with pytest.raises(DataError, match="not the description of a target"):
+            Target.from_dict(description | wrong)
+
+
 def test_refused_questions() -> None:
     frame = pd.DataFrame({"y": [1.0, 2.0, 3.0], "c": ["a", "b", "a"]})
     with pytest.raises(DataError, match=r"no column 'price'.*y, c"):
         learn_target(frame, ["price"])
+    with pytest.raises(DataError, match="holds lists"):
+        learn_target(frame.assign(y=[[1], [2], [3]]), ["y"])
+    with pytest.raises(DataError, match="holds lists"):
+        learn_target(frame, ["c"]).encode(frame.assign(c=[["a"], ["b"], None]))
     with pytest.raises(DataError, match="must all be numbers"):
         learn_target(frame, ["y", "c"])
     with pytest.raises(DataError, match="cannot be a regression"):

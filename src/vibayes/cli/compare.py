@@ -1,16 +1,18 @@
 """`vibayes compare`: from a table to a ranking of models."""
 
-import json as json_module
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as Grid
+from rich.text import Text
 
 __all__ = ["TABLE", "compare", "say_table", "show_comparison", "words"]
+
+MAX_SEED = 2**32 - 1  # numpy's
 
 TABLE = typer.Argument(help="A CSV or Parquet file with names of columns in its first line.", show_default=False)
 TARGET = typer.Option("--target", "-t", help="The column to predict; again for several columns of numbers.")
@@ -18,6 +20,7 @@ TASK = typer.Option(help="regression or classification, where the target's value
 IGNORE = typer.Option(help="Columns not to use, with commas between them.")
 DEVICE = typer.Option(help="cpu, cuda, cuda:1; the CPU when left out.")
 JSON = typer.Option("--json", help="Print all numbers as JSON on stdout, and nothing else there.")
+SEED = typer.Option(help="Which rows are held out.", min=0, max=MAX_SEED)
 QUIET = typer.Option("--quiet", "-q", help="Show no progress.")
 
 
@@ -30,10 +33,11 @@ def compare(
     task: Annotated[str | None, TASK] = None,
     ignore: Annotated[list[str] | None, IGNORE] = None,
     test: Annotated[float | None, typer.Option(help="Share of rows to hold out; a tenth when left out.")] = None,
-    seed: Annotated[int, typer.Option(help="Which rows are held out.")] = 0,
+    seed: Annotated[int, SEED] = 0,
     device: Annotated[str | None, DEVICE] = None,
     steps: Annotated[
-        int | None, typer.Option(help="So many steps for every model in place of a time: the same on every machine.")
+        int | None,
+        typer.Option(help="So many steps for every model in place of a time: the same on every machine.", min=1),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the report, the model and the predictions.")] = Path(
         "comparison"
@@ -78,7 +82,6 @@ def run_compare(
     from vibayes.cli.display import LiveDisplay
     from vibayes.compare import compare as run
     from vibayes.compare import prepare, write
-    from vibayes.compare.output import results
     from vibayes.experiments.results import writable_folder
     from vibayes.tables import read_table
 
@@ -91,9 +94,12 @@ def run_compare(
         found = run(data, minutes=budget, seeds=seeds, device=device, families=models, steps=steps, display=display)
     files = write(found, folder)
     if json:
-        print(json_module.dumps(results(found), indent=1, ensure_ascii=False))
+        print(files["results"].read_text(encoding="utf-8"), end="")
     else:
-        show_comparison(Console(emoji=False), found, files, path, target)
+        again = ["vibayes", "fit", str(path), *(part for name in target for part in ("--target", name))]
+        again += ["--task", task] if task else []
+        again += ["--ignore", ",".join(ignore)] if ignore else []
+        show_comparison(Console(emoji=False), found, files, [*again, "--model", found.winner.family])
     if found.interrupted and not quiet:
         errors.print("interrupted: these are the results so far", style="bold red", highlight=False)
     return 130 if found.interrupted else 0
@@ -109,7 +115,7 @@ def words(given: str | list[str] | None) -> list[str] | None:
 
 def say_table(console: Console, data: Any) -> None:
     """What was read and how."""
-    from vibayes.tables.columns import count
+    from vibayes.tables.cells import count
 
     used, columns = data.encoder.used, data.encoder.columns
     kinds: dict[str, int] = {}
@@ -128,8 +134,8 @@ def say_table(console: Console, data: Any) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_comparison(console: Console, found: Any, files: dict[str, Path], path: Path, target: list[str]) -> None:
-    """The ranking, the verdict, and where everything is."""
+def show_comparison(console: Console, found: Any, files: dict[str, Path], again: list[str]) -> None:
+    """The ranking, the verdict, and where everything is; `again` is the command that trains on all rows."""
     from vibayes.experiments.display import duration
 
     regression = found.data.target.kind == "regression"
@@ -152,12 +158,10 @@ def show_comparison(console: Console, found: Any, files: dict[str, Path], path: 
         )  # fmt: skip
     console.print(grid)
     console.print(found.verdict(), markup=False, highlight=False, soft_wrap=True)
-    names = " ".join(f"--target {name}" for name in target)
-    console.print(
-        f"\nPredict new rows:  vibayes predict {files['model']} NEW.csv\n"
-        f"Use all rows:      vibayes fit {path} {names} --model {found.winner.family}\n"
+    told = Text(
+        f"\nPredict new rows:  {shlex.join(['vibayes', 'predict', str(files['model']), 'NEW.csv'])}\n"
+        f"Use all rows:      {shlex.join(again)}\n"
         f"Predictions:       {files['predictions']}\n"
-        f"Report to open:    [bold]{escape(str(files['report']))}[/]",
-        highlight=False,
-        soft_wrap=True,
+        "Report to open:    "
     )
+    console.print(told.append(str(files["report"]), style="bold"), soft_wrap=True)

@@ -1,13 +1,14 @@
 """`vibayes fit`: train one model on a table and save it."""
 
 import json as json_module
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from vibayes.cli.compare import DEVICE, IGNORE, JSON, QUIET, TABLE, TARGET, TASK, say_table, words
+from vibayes.cli.compare import DEVICE, IGNORE, JSON, QUIET, SEED, TABLE, TARGET, TASK, say_table, words
 
 __all__ = ["fit"]
 
@@ -22,9 +23,9 @@ def fit(
     test: Annotated[float, typer.Option(help="Share of rows to hold out and score; none by default.")] = 0.0,
     task: Annotated[str | None, TASK] = None,
     ignore: Annotated[list[str] | None, IGNORE] = None,
-    seed: Annotated[int, typer.Option(help="Which rows are held out.")] = 0,
+    seed: Annotated[int, SEED] = 0,
     device: Annotated[str | None, DEVICE] = None,
-    steps: Annotated[int | None, typer.Option(help="So many steps in place of a time.")] = None,
+    steps: Annotated[int | None, typer.Option(help="So many steps in place of a time.", min=1)] = None,
     json: Annotated[bool, JSON] = False,
     quiet: Annotated[bool, QUIET] = False,
 ) -> None:
@@ -70,8 +71,10 @@ def fit(
         console = Console(emoji=False)
         console.print(f"{family.title}: evidence {about['elbo_per_datapoint']:.3f} nats per row.", highlight=False)
         for name, value in about["scores"].items():
-            console.print(f"  held-out {name.replace('_', ' ')}: {value:.4g}", highlight=False)
-        console.print(f"Model: {folder}\nPredict: vibayes predict {folder} NEW.csv", markup=False, highlight=False)
+            shown = "unknown" if value is None else f"{value:.4g}"
+            console.print(f"  held-out {name.replace('_', ' ')}: {shown}", highlight=False)
+        command = shlex.join(["vibayes", "predict", str(folder), "NEW.csv"])
+        console.print(f"Model: {folder}\nPredict: {command}", markup=False, highlight=False, soft_wrap=True)
     if trained.interrupted:
         errors.print("interrupted: the model is saved as far as it came", style="bold red", highlight=False)
         raise typer.Exit(130)

@@ -29,19 +29,25 @@ def predict(
     Example: vibayes predict comparison/model new-houses.csv --out predictions.csv
     """
     from vibayes.compare import TableModel, prediction_frame
+    from vibayes.errors import ConfigurationError
     from vibayes.tables import read_table
+    from vibayes.tables.reading import unique_names
 
+    if out is not None and out.is_dir():
+        raise ConfigurationError(f"{out} is a folder; give a file for the predictions, such as {out / 'new.csv'}.")
     errors = Console(stderr=True, emoji=False)
     loaded = TableModel.load(model, device)
-    read = read_table(table)
+    read = read_table(table, loaded.texts)
     predicted, notes = loaded.predict(read.frame)
-    for note in (*read.notes, *notes):
-        errors.print(note, markup=False, highlight=False, soft_wrap=True)
     frame = prediction_frame(loaded.target, predicted)
     if keep:
         import pandas
 
         frame = pandas.concat([read.frame.reset_index(drop=True), frame], axis=1)
+        names, _, renamed = unique_names(list(frame.columns))
+        frame.columns, notes = names, notes + renamed
+    for note in (*read.notes, *notes):
+        errors.print(note, markup=False, highlight=False, soft_wrap=True)
     text = frame.to_json(orient="records", indent=1) + "\n" if json else frame.to_csv(index=False, float_format="%.7g")
     if out is None:
         sys.stdout.write(text)
@@ -67,4 +73,6 @@ def _score(console: Console, loaded: Any, frame: Any) -> None:
     x = loaded.encoder.encode(frame[known]).x
     found = scores(loaded.model, torch.as_tensor(x), torch.as_tensor(y[known]))
     told = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items())
-    console.print(f"Against the {int(known.sum()):,} known targets: {told}", markup=False, highlight=False)
+    console.print(
+        f"Against the {int(known.sum()):,} known targets: {told}", markup=False, highlight=False, soft_wrap=True
+    )

@@ -18,6 +18,7 @@ from vibayes.conjugate.base import ConjugateModel
 from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError, VibayesError
 from vibayes.trainable import TrainableModel
+from vibayes.training.run import find_device
 
 __all__ = ["Comparison", "Validation", "compare"]
 
@@ -151,6 +152,10 @@ def compare(
         display: hears of the progress.
     """
     check_count(seeds, "seeds")
+    if steps is not None:
+        check_count(steps, "steps")
+    if device is not None:
+        find_device(device)
     if not minutes > 0:
         raise ConfigurationError(f"The budget must be positive, got {minutes} minutes.")
     if len(data.test) == 0:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vibayes.compare.families import Problem, rounding
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.tables import Encoder, Table, Target
-from vibayes.tables.columns import count
+from vibayes.tables.cells import count
 from vibayes.tables.targets import learn_target
 
 __all__ = ["MAX_TEST_ROWS", "Data", "prepare"]

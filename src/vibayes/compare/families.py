@@ -310,7 +310,7 @@ def choose(problem: Problem, names: Sequence[str] | None = None) -> tuple[list[F
             check_name(name, FAMILIES, "model family")
         if not names:
             raise ConfigurationError("Name at least one model family.")
-    wanted = [FAMILIES[name] for name in (names or FAMILIES)]
+    wanted = [FAMILIES[name] for name in dict.fromkeys(names or FAMILIES)]  # each once
     refused = {family.name: reason for family in wanted if (reason := family.refuses(problem))}
     if names is not None and refused:
         raise ConfigurationError("; ".join(f"{name} {reason}" for name, reason in refused.items()) + ".")

@@ -38,6 +38,11 @@ class TableModel:
     target: Target
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns that `read_table` must read as text, for the model to find its categories and classes."""
+        return (*self.encoder.texts, *self.target.texts)
+
     def predict(self, frame: Any) -> tuple[Predicted, list[str]]:
         """Predict the rows of a table, its columns found by name; and what is worth saying about them."""
         encoded = self.encoder.encode(frame)
@@ -77,13 +82,23 @@ class TableModel:
         missing = [key for key in ("encoder", "target", "about") if not isinstance(content.get(key), dict)]
         if missing:
             raise DataError(f"{file} is incomplete: it lacks {', '.join(missing)}.")
-        model: Any = load(folder)
-        return cls(
-            model.to(device) if device else model,
-            Encoder.from_dict(content["encoder"]),
-            Target.from_dict(content["target"]),
-            content["about"],
-        )
+        try:
+            encoder, target = Encoder.from_dict(content["encoder"]), Target.from_dict(content["target"])
+            _check_about(content["about"])
+        except DataError as error:
+            raise DataError(f"{file} was damaged or edited. {error} Save the model again.") from error
+        return cls(load(folder, device=device), encoder, target, content["about"])
+
+
+def _check_about(about: dict[str, Any]) -> None:
+    """Refuse text where numbers are shown."""
+    scores = about.get("scores") or {}
+    if not isinstance(scores, dict):
+        raise DataError(f"Scores by name are expected, found {scores!r}.")
+    shown = {"elbo_per_datapoint": about.get("elbo_per_datapoint"), "seconds": about.get("seconds"), **scores}
+    for name, value in shown.items():
+        if not isinstance(value, int | float | None):
+            raise DataError(f"A number is expected as {name}, found {value!r}.")
 
 
 def prediction_frame(target: Target, predicted: Predicted) -> Any:

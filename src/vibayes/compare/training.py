@@ -11,11 +11,12 @@ import torch
 from vibayes.compare.families import Family, Problem
 from vibayes.errors import NotPositiveDefiniteError, TrainingError
 from vibayes.families import Plan
-from vibayes.tables.columns import count
+from vibayes.tables.cells import count
 from vibayes.trainable import TrainableModel
 from vibayes.training import fit, fit_many
 from vibayes.training.history import History, Logged
 from vibayes.training.lbfgs import perturb
+from vibayes.training.run import find_device
 
 __all__ = ["NoTimeError", "Trained", "Watch", "train"]
 
@@ -222,7 +223,7 @@ def _train_together(
     listener: "_Listener",
 ) -> Trained:
     models = [plan.model for plan in plans]
-    on_gpu = device is not None and torch.device(device).type == "cuda"
+    on_gpu = device is not None and find_device(device).type == "cuda"
     interrupted = False
     try:
         histories = fit_many(

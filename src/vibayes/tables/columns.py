@@ -7,20 +7,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vibayes.errors import DataError
-from vibayes.tables.reading import MISSING, needs_pandas
+from vibayes.tables.cells import (
+    MOSTLY,
+    NOTHING,
+    OTHER,
+    as_dates,
+    as_number,
+    as_numbers,
+    as_text,
+    count,
+    is_texts,
+    learn_day_first,
+    looks_like_dates,
+    nested,
+    with_year_last,
+)
 
-__all__ = ["KINDS", "Column", "as_dates", "as_numbers", "as_text", "count", "learn_column"]
+__all__ = ["KINDS", "Column", "learn_column"]
 
 F64 = NDArray[np.float64]
 KINDS = ("number", "category", "date", "dropped")
-# A column of text whose known cells are numbers (or dates) to at least this share is one of numbers (dates).
-MOSTLY = 0.95
 # A category keeps this many levels at most; rarer ones share one level.
 MAX_LEVELS = 30
 # Text that differs in more than this share of the rows is taken for an identifier.
 IDENTIFIER = 0.7
-OTHER = "(other)"
-NOTHING = "(missing)"
 _YEAR = 365.2425
 
 
@@ -37,6 +47,7 @@ class Column:
         levels: of a category.
         first: of a date, the day (since 1970) from which time is counted.
         parts: of a date, which periodic parts it has: `"season"`, `"week"`, `"day"`.
+        day_first: of a date with the year last, whether the day comes first; None where training did not tell.
         note: what was done, in a sentence.
     """
 
@@ -48,6 +59,7 @@ class Column:
     levels: tuple[str, ...] = ()
     first: float = 0.0
     parts: tuple[str, ...] = ()
+    day_first: bool | None = None
     note: str = field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,14 +72,24 @@ class Column:
         try:
             given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
             made = cls(**given)
-        except TypeError as error:
+        except (AttributeError, TypeError) as error:
             raise DataError(f"This is not the description of a column: {error}.") from error
+        wrong = [
+            *(key for key in ("name", "kind", "note") if not isinstance(given.get(key, ""), str)),
+            *(key for key in ("fill", "first") if not isinstance(given.get(key, 0.0), int | float)),
+            *(key for key in ("flags_missing", "day_first") if not isinstance(given.get(key), bool | None)),
+            *(key for key in ("features", "levels", "parts") if not is_texts(given.get(key, ()))),
+        ]
+        if wrong:
+            raise DataError(f"This is not the description of a column: {wrong[0]} is {given[wrong[0]]!r}.")
         if made.kind not in KINDS:
             raise DataError(f"A column's kind must be one of {', '.join(KINDS)}; found {made.kind!r}.")
         return made
 
     def encode(self, series: Any) -> tuple[F64, list[str]]:
         """The numbers `[N, features]` of a column, and what is worth saying about it."""
+        if found := nested(series):
+            raise DataError(f"Column {self.name!r} holds {found}; a {self.kind} is expected in every cell.")
         if self.kind == "number":
             return self._encode_numbers(series)
         if self.kind == "date":
@@ -101,13 +123,23 @@ class Column:
         return np.column_stack([filled, *flag]), notes
 
     def _encode_dates(self, series: Any) -> tuple[F64, list[str]]:
-        days, odd = as_dates(series)
+        days, odd = as_dates(series, self.day_first)
         if len(odd) > 0.5 * max(int(series.notna().sum()), 1):
             raise DataError(
                 f"Column {self.name!r} held dates in training, but here most entries are not dates, such as "
                 f"{str(odd[0])!r}. Write dates as 2024-12-31."
             )
         filled, flag, notes = self._filled(days)
+        if self.day_first is not None and series.dtype.kind != "M":
+            parts = with_year_last(series)
+            against = series[((parts["second"] if self.day_first else parts["first"]) > 12).to_numpy()]
+            if len(against):
+                order = "day" if self.day_first else "month"
+                notes.append(
+                    f"{self.name!r}: {count(len(against), 'date')} such as {str(against.iloc[0])!r} cannot have the "
+                    f"{order} first, as training found for this column; others may be misread. Write dates as "
+                    "2024-12-31."
+                )
         made = [(filled - self.first) / _YEAR]
         for part, period in (("season", _YEAR), ("week", 7.0), ("day", 1.0)):
             if part in self.parts:
@@ -120,6 +152,17 @@ class Column:
         elsewhere = known.get(OTHER, -1)
         codes = np.array([known.get(value, elsewhere) for value in text], dtype=int)
         notes = []
+        taken = {}
+        for value in {str(value) for value in text[codes == -1]}:
+            number = as_number(value)
+            same = [level for level in self.levels if number is not None and as_number(level) == number]
+            if len(same) == 1:
+                taken[value] = same[0]
+        if taken:
+            other = np.isin(text, list(taken))
+            codes[other] = [known[taken[value]] for value in text[other]]
+            shown = ", ".join(f"{value!r} for {level!r}" for value, level in sorted(taken.items())[:3])
+            notes.append(f"{self.name!r}: {count(other.sum(), 'row')} with a level written otherwise ({shown}).")
         unseen = sorted({value for value, code in zip(text, codes, strict=True) if code == -1})
         if unseen:
             many = int((codes == -1).sum())
@@ -140,6 +183,8 @@ def learn_column(name: str, series: Any) -> Column:
     known = int(series.notna().sum())
     if known == 0:
         return Column(name, "dropped", note="left out: every value is missing")
+    if found := nested(series):
+        return Column(name, "dropped", note=f"left out: its cells are {found}, which are not supported")
     if series.dtype.kind in "iuf":
         return _learn_number(name, series)
     if series.dtype.kind == "M":
@@ -149,7 +194,7 @@ def learn_column(name: str, series: Any) -> Column:
     if series.dtype.kind != "b":
         if np.isfinite(as_numbers(series)[0]).sum() >= MOSTLY * known:
             return _learn_number(name, series)
-        if _looks_like_dates(series) and np.isfinite(as_dates(series)[0]).sum() >= MOSTLY * known:
+        if looks_like_dates(series) and np.isfinite(as_dates(series)[0]).sum() >= MOSTLY * known:
             return _learn_date(name, series)
     return _learn_category(name, series)
 
@@ -178,7 +223,8 @@ def _learn_number(name: str, series: Any) -> Column:
 
 
 def _learn_date(name: str, series: Any) -> Column:
-    days, odd = as_dates(series)
+    day_first = None if series.dtype.kind == "M" else learn_day_first(series)
+    days, odd = as_dates(series, day_first)
     there = days[np.isfinite(days)]
     missing = len(days) - len(there)
     span = float(there.max() - there.min())
@@ -203,7 +249,7 @@ def _learn_date(name: str, series: Any) -> Column:
         note += f"; {count(len(odd), 'entry', 'entries')} not readable as a date, such as {str(odd[0])!r}"
     return Column(
         name, "date", tuple(features), fill=float(np.median(there)), flags_missing=bool(missing),
-        first=float(there.min()), parts=tuple(parts), note=note,
+        first=float(there.min()), parts=tuple(parts), day_first=day_first, note=note,
     )  # fmt: skip
 
 
@@ -228,76 +274,3 @@ def _learn_category(name: str, series: Any) -> Column:
         note += f"; {count(int(counts[list(values).index(NOTHING)]), 'missing value')} as a level of its own"
     features = (f"{name}={levels[1]}",) if len(levels) == 2 else tuple(f"{name}={level}" for level in levels)
     return Column(name, "category", features, levels=levels, note=note)
-
-
-# -- cells ------------------------------------------------------------------------------------------------------
-
-
-def as_numbers(series: Any) -> tuple[F64, NDArray[Any]]:
-    """The numbers of a column, NaN where there is none, and the entries that are there but are no finite numbers."""
-    pandas = needs_pandas()
-    plain = series.astype(object) if str(series.dtype) == "category" else series
-    values: F64 = pandas.to_numeric(plain, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
-    values = np.where(np.isfinite(values), values, np.nan)
-    odd = series[np.isnan(values) & series.notna().to_numpy()].to_numpy()
-    return values, odd
-
-
-def as_dates(series: Any) -> tuple[F64, NDArray[Any]]:
-    """Days since 1970 (NaN where there is no date), and the entries that are there but are no dates.
-
-    Text is read as year-month-day; with the year last, the first number is the day where some first number exceeds
-    12, else the month.
-    """
-    pandas = needs_pandas()
-    if series.dtype.kind == "M":
-        stamps = series
-    else:
-        text = series.astype("string").str.strip()
-        year_first = text.str.match(r"\d{4}").fillna(False).all() or text.dropna().str.match(r"\d{4}").all()
-        if year_first:
-            stamps = pandas.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
-            if stamps.notna().sum() < MOSTLY * text.notna().sum():
-                stamps = pandas.to_datetime(text, format="mixed", errors="coerce", utc=True)
-        else:
-            first = pandas.to_numeric(text.str.extract(r"^(\d{1,2})[./-]")[0], errors="coerce")
-            day_first = bool((first > 12).any()) or bool(text.str.match(r"\d{1,2}\.\d{1,2}\.").fillna(False).any())
-            stamps = pandas.to_datetime(text, format="mixed", dayfirst=day_first, errors="coerce", utc=True)
-    if getattr(stamps.dt, "tz", None) is not None:
-        stamps = stamps.dt.tz_convert("UTC").dt.tz_localize(None)
-    nothing = stamps.isna().to_numpy()
-    nanoseconds = stamps.to_numpy(dtype="datetime64[ns]").astype("int64").astype(float)
-    days = np.where(nothing, np.nan, nanoseconds / 86_400e9)
-    return days, series[nothing & series.notna().to_numpy()].to_numpy()
-
-
-def _looks_like_dates(series: Any) -> bool:
-    """Whether the first known cells have the shape of dates; keeps words such as "may" from becoming dates."""
-    sample = series.dropna().astype("string").head(200)
-    shape = r"\s*(\d{4}[-/.]?\d{1,2}[-/.]?\d{1,2}|\d{1,2}[-/. ](\d{1,2}|[A-Za-z]{3,9})[-/. ]\d{2,4})\b"
-    return bool(sample.str.match(shape).mean() >= MOSTLY)
-
-
-def as_text(series: Any) -> NDArray[Any]:
-    """The cells of a category as text; a whole number reads the same whether pandas holds it as 1 or 1.0."""
-    gone = series.isna().to_numpy()
-
-    def words(value: Any) -> str:
-        if isinstance(value, float | np.floating) and float(value).is_integer():
-            return str(int(value))
-        return str(value).strip()
-
-    plain = series.astype(object).to_numpy()
-    unique = {value: words(value) for value in {v for v, g in zip(plain, gone, strict=True) if not g}}
-    found = np.array([NOTHING if g else unique[v] for v, g in zip(plain, gone, strict=True)], dtype=object)
-    found[np.isin(found.astype(str), ["", *MISSING])] = NOTHING
-    return found.astype(str)
-
-
-def count(number: Any, what: str, plural: str | None = None) -> str:
-    """A number with its noun.
-
-    >>> count(1, "row"), count(3, "entry", "entries")
-    ('1 row', '3 entries')
-    """
-    return f"{int(number):,} {what if int(number) == 1 else plural or what + 's'}"

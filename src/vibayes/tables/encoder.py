@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vibayes.errors import DataError
+from vibayes.tables.cells import needs_text
 from vibayes.tables.columns import Column, learn_column
 
 __all__ = ["Encoded", "Encoder"]
@@ -72,6 +73,11 @@ class Encoder:
     def used(self) -> tuple[Column, ...]:
         """The columns that become numbers."""
         return tuple(column for column in self.columns if column.kind != "dropped")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns that `read_table` must read as text, for their levels to be found."""
+        return tuple(column.name for column in self.used if column.kind == "category" and needs_text(column.levels))
 
     def slices(self) -> dict[str, slice]:
         """Where the numbers of every used column stand."""

@@ -10,12 +10,14 @@ from typing import Any
 
 from vibayes.errors import ConfigurationError, DataError
 
-__all__ = ["MISSING", "Table", "needs_pandas", "read_table"]
+__all__ = ["MISSING", "Table", "needs_pandas", "read_table", "unique_names"]
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 # Cells that mean "nothing known here", beside what pandas takes as missing (empty, NA, NaN, null, None, ...).
 MISSING = ("?", "-", "--", ".", "na", "n.a.", "missing", "unknown", "Na")
 _SNIFF_LINES = 50
+_LAST = "\0"  # stands for a name that no header has
+_BLANK = "".join(SEPARATORS) + "\"' \r\n\ufeff"  # what a line without any cell consists of
 _CHUNK = 1 << 20
 
 
@@ -47,16 +49,17 @@ def needs_pandas() -> Any:
         raise ConfigurationError('Tables need pandas: pip install "vibayes[tables]".') from error
 
 
-def read_table(path: str | Path) -> Table:
+def read_table(path: str | Path, texts: Sequence[str] = ()) -> Table:
     r"""Read a CSV or Parquet file.
 
     The separator of a CSV file is the one of comma, semicolon, tab and bar that cuts its first lines into equally
     many cells; with semicolons, numbers may have decimal commas. The encoding is UTF-8 (a mark at the beginning or
-    UTF-16 is recognised), and Latin-1 where the bytes are not UTF-8. The first line must hold names; a name that
-    comes twice gets a number.
+    UTF-16 is recognised), and Latin-1 where the bytes are not UTF-8. The first line that is not blank must hold names;
+    a name that comes twice gets a number. Named indices of a Parquet file become columns.
 
     Args:
         path: a file ending in `.parquet` or `.pq`, or a CSV file, which may be compressed (`.gz`, `.bz2`, `.xz`).
+        texts: columns of a CSV file to read as text, whatever they look like: codes such as 01 and 02, say.
 
     >>> import tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "a.csv"
@@ -71,7 +74,8 @@ def read_table(path: str | Path) -> Table:
         raise DataError(f"There is no file {path}.")
     if path.is_dir():
         raise DataError(f"{path} is a folder; give a CSV or Parquet file.")
-    table = _read_parquet(pandas, path) if path.suffix.lower() in (".parquet", ".pq") else _read_csv(pandas, path)
+    parquet = path.suffix.lower() in (".parquet", ".pq")
+    table = _read_parquet(pandas, path) if parquet else _read_csv(pandas, path, texts)
     if len(table.frame.columns) == 0:
         raise DataError(f"{path} has no columns.")
     if len(table.frame) == 0:
@@ -87,74 +91,109 @@ def _read_parquet(pandas: Any, path: Path) -> Table:
         raise ConfigurationError('Parquet files need pyarrow: pip install "vibayes[tables]".') from error
     except Exception as error:
         raise DataError(f"{path} cannot be read as a Parquet file ({_first_line(error)}).") from error
-    names, repeated, notes = _unique([str(name) for name in frame.columns])
+    indices = [place for place, name in enumerate(frame.index.names) if name is not None]
+    kept = [frame.index.get_level_values(place).to_series(index=frame.index) for place in indices]
+    kept = [level for level in kept if level.name not in frame.columns or not level.equals(frame[level.name])]
+    labels = [*map(str, frame.columns), *(str(level.name) for level in kept)]
+    names, repeated, notes = unique_names(labels)
+    if kept:
+        frame = pandas.concat([frame, *kept], axis=1)
+        notes.append(f"The file's index is used as a column, too: {', '.join(names[-len(kept) :])}.")
     frame.columns = names
     return Table(frame.reset_index(drop=True), path, notes, repeated)
 
 
-def _read_csv(pandas: Any, path: Path) -> Table:
+def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty: it has no bytes at all.")
     compressed = path.suffix.lower() in (".gz", ".bz2", ".xz", ".zip", ".zst")
     encoding, notes = ("utf-8-sig", []) if compressed else _encoding(path)
     try:
-        lines = _first_lines(pandas, path, encoding)
+        lines, blank = _first_lines(path, encoding)
     except (OSError, EOFError, UnicodeError, ValueError) as error:
         raise DataError(f"{path} cannot be read as text ({_first_line(error)}).") from error
-    if not any(line.strip() for line in lines):
+    if not lines:
         raise DataError(f"{path} is empty: it has only blank lines.")
     if "\0" in lines[0]:
         raise DataError(f"{path} is not a text file. Save the table as CSV or Parquet.")
     separator = _separator(lines)
-    rows = [row for row in csv.reader(lines, delimiter=separator, skipinitialspace=True) if any(c.strip() for c in row)]
+    rows = [row for row in _cells(lines, separator) if any(cell.strip() for cell in row)]
     header = [cell.strip() for cell in rows[0]]
     if all(_is_number(cell) for cell in header if cell) and any(header):
         raise DataError(
             f"The first line of {path} holds numbers ({', '.join(header[:4])}) where names of columns are expected. "
             "Add a first line with a name for every column."
         )
-    if all(len(row) == len(header) + 1 for row in rows[1:]) and len(rows) > 1:
+    longer = all(len(row) == len(header) + 1 for row in rows[1:]) and len(rows) > 1
+    trailing = longer and not any(row[-1].strip() for row in rows[1:])  # a separator at the end of every line
+    if longer and not trailing:
         header = ["", *header]  # the names of a table written with unnamed row numbers
-    names, repeated, more = _unique(header)
+    names, repeated, more = unique_names(header)
     decimal = "," if separator == ";" and _has_decimal_commas(rows[1:]) else "."
     if separator != ",":
         comma = "; numbers have decimal commas" if decimal == "," else ""
         notes.append(f"Cells are separated by {SEPARATORS[separator]}{comma}.")
+    frame = _read_cells(
+        pandas, path, sep=separator, encoding=encoding, decimal=decimal, skiprows=blank,
+        names=[*names, _LAST] if trailing else names, dtype={name: str for name in texts if name in names},
+    )  # fmt: skip
+    if trailing:
+        if frame[_LAST].notna().any():  # these are unnamed row numbers, too: the last column is not always empty
+            header = ["", *header]
+            names, repeated, more = unique_names(header)
+            frame.columns = names
+        else:
+            frame = frame.drop(columns=_LAST)
+    if names and names[0].startswith("column ") and header[0] == "" and _counts_rows(frame[names[0]]):
+        frame = frame.drop(columns=names[0])
+        more = [note for note in more if names[0] not in note]
+        notes.append("The first column has no name and numbers the rows; it was left out.")
+    if separator == ";" and decimal == ".":
+        notes += _read_decimal_commas(pandas, frame, texts)
+    return Table(frame, path, notes + more, repeated)
+
+
+def _read_cells(pandas: Any, path: Path, **options: Any) -> Any:
+    """The frame of a CSV file whose form is known."""
     try:
-        frame = pandas.read_csv(
+        return pandas.read_csv(
             path,
-            sep=separator,
-            encoding=encoding,
-            decimal=decimal,
             header=0,
-            names=names,
             index_col=False,
             na_values=list(MISSING),
             skipinitialspace=True,
             low_memory=False,  # one type for each column, not one for each part of it
+            **options,
         )
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). Unpack it first.") from error
     except Exception as error:  # pandas has its own kinds, and the engine's
         raise DataError(f"{path} cannot be read as a table: {_first_line(error)}.") from error
-    if names and names[0].startswith("column ") and header[0] == "" and _counts_rows(frame[names[0]]):
-        frame = frame.drop(columns=names[0])
-        more = [note for note in more if names[0] not in note]
-        notes.append("The first column has no name and numbers the rows; it was left out.")
-    return Table(frame, path, notes + more, repeated)
 
 
-def _first_lines(pandas: Any, path: Path, encoding: str) -> list[str]:
+def _first_lines(path: Path, encoding: str) -> tuple[list[str], int]:
+    """The first lines that are not blank, and how many blank ones stand before them."""
     from pandas.io.common import get_handle
 
+    found: list[str] = []
+    blank = 0
     with get_handle(path, "r", encoding=encoding, compression="infer", errors="replace") as handle:
-        found = []
         for line in handle.handle:
-            if line.strip():
+            if found or line.strip(_BLANK):
                 found.append(line)
+            else:
+                blank += 1
             if len(found) >= _SNIFF_LINES:
                 break
-    return found or [""]
+    return [line for line in found if line.strip()], blank
+
+
+def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
+    limit = csv.field_size_limit(sum(map(len, lines)))  # long cells are no error
+    try:
+        return list(csv.reader(lines, delimiter=separator, skipinitialspace=True))
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _encoding(path: Path) -> tuple[str, list[str]]:
@@ -180,7 +219,7 @@ def _separator(lines: Sequence[str]) -> str:
     """The separator that cuts most lines into the same number of cells, more than one; comma when none does."""
 
     def quality(separator: str) -> tuple[float, int]:
-        counts = [len(row) for row in csv.reader(lines, delimiter=separator) if row]
+        counts = [len(row) for row in _cells(lines, separator) if row]
         width, agree = Counter(counts).most_common(1)[0] if counts else (1, 0)
         return (agree / len(counts) if width > 1 else 0.0, width)
 
@@ -190,6 +229,20 @@ def _separator(lines: Sequence[str]) -> str:
 def _has_decimal_commas(rows: Sequence[Sequence[str]]) -> bool:
     cells = [cell.strip() for row in rows for cell in row]
     return any("," in cell and not _is_number(cell) and _is_number(cell.replace(",", ".", 1)) for cell in cells)
+
+
+def _read_decimal_commas(pandas: Any, frame: Any, texts: Sequence[str]) -> list[str]:
+    """Make numbers of the columns whose decimal commas begin beyond the first lines; and say so."""
+    notes = []
+    for name in frame.columns:
+        if frame[name].dtype.kind in "biufM" or name in texts or not frame[name].notna().any():
+            continue
+        cells = frame[name].astype("string").str.strip()
+        plain = cells.str.match(r"[+-]?\d*[.,]?\d+$").all() and cells.str.contains(",").any()
+        if plain:
+            frame[name] = pandas.to_numeric(cells.str.replace(",", ".")).astype(float)
+            notes.append(f"Numbers of column {name!r} have decimal commas.")
+    return notes
 
 
 def _is_number(cell: str) -> bool:
@@ -208,7 +261,7 @@ def _counts_rows(column: Any) -> bool:
     return bool((values[1:] - values[:-1] == 1).all()) and int(values[0]) in (0, 1)
 
 
-def _unique(header: Sequence[str]) -> tuple[list[str], tuple[str, ...], list[str]]:
+def unique_names(header: Sequence[str]) -> tuple[list[str], tuple[str, ...], list[str]]:
     """Names without gaps and repeats, the repeated ones, and a note where something was renamed."""
     taken = {name for name in header if name}
     names: list[str] = []

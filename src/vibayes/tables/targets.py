@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vibayes.errors import ConfigurationError, DataError
-from vibayes.tables.columns import MOSTLY, NOTHING, as_numbers, as_text, count
+from vibayes.tables.cells import MOSTLY, NOTHING, as_numbers, as_text, count, is_texts, needs_text, nested
 
 __all__ = ["TASKS", "Target", "learn_target"]
 
 TASKS = ("regression", "classification")
+KINDS = ("regression", "binary", "classes")
 MAX_CLASSES = 100
 # Numbers with at most this many different values are taken for classes; 0 and 1, say.
 FEW_NUMBERS = 2
@@ -44,11 +45,18 @@ class Target:
         """How many functions a model needs for it."""
         return len(self.labels) if self.kind == "classes" else len(self.names)
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns that `read_table` must read as text, for their classes to be found."""
+        return self.names if needs_text(self.labels) else ()
+
     def encode(self, frame: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Targets and which rows have them: `[N, P]` numbers (`[N]` for one column), or `[N]` class numbers.
 
         Where a row has none, the number stands for nothing.
         """
+        for name in self.names:
+            _refuse_nested(frame, name)
         if self.kind == "regression":
             columns = np.column_stack([as_numbers(frame[name])[0] for name in self.names])
             known: NDArray[np.bool_] = np.asarray(np.isfinite(columns).all(1))
@@ -66,10 +74,10 @@ class Target:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Target":
         """The inverse of `to_dict`."""
-        try:
-            return cls(tuple(values["names"]), values["kind"], tuple(values["labels"]), values.get("note", ""))
-        except (KeyError, TypeError) as error:
-            raise DataError(f"This is not the description of a target: {error}.") from error
+        names, kind, labels, note = (values.get(key, "") for key in ("names", "kind", "labels", "note"))
+        if not (is_texts(names) and names and kind in KINDS and is_texts(labels) and isinstance(note, str)):
+            raise DataError(f"This is not the description of a target: {values!r}.")
+        return cls(tuple(names), kind, tuple(labels), note)
 
 
 def learn_target(frame: Any, names: Sequence[str], task: str | None = None) -> Target:
@@ -100,6 +108,7 @@ def learn_target(frame: Any, names: Sequence[str], task: str | None = None) -> T
             raise DataError(f"The table has no column {name!r} to predict. Its columns are: {shown}.")
         if int(frame[name].notna().sum()) == 0:
             raise DataError(f"Every value of the target {name!r} is missing.")
+        _refuse_nested(frame, name)
     numeric = [_is_numeric(frame[name]) for name in names]
     if task is None:
         few = len(names) == 1 and numeric[0] and frame[names[0]].nunique() <= FEW_NUMBERS
@@ -124,6 +133,11 @@ def _is_numeric(series: Any) -> bool:
         return False
     values, _ = as_numbers(series)
     return bool(np.isfinite(values).sum() >= MOSTLY * int(series.notna().sum()))
+
+
+def _refuse_nested(frame: Any, name: str) -> None:
+    if found := nested(frame[name]):
+        raise DataError(f"The target {name!r} holds {found}; numbers or classes are expected.")
 
 
 def _refuse_constant(frame: Any, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,30 @@ def test_run_and_resume(tiny: Experiment, tmp_path: Path, capsys: pytest.Capture
         (["run", "tiny", "--datasets", "diabets"], "Did you mean 'diabetes'?"),
         (["run", "tiny", "--models", "SVGPP"], "Did you mean 'SVGP'?"),
         (["run", "tiny", "--set", "lr"], "KEY=VALUE"),
+        (["run", "tiny", "--set", "seed=a"], "The option seed must be a whole number; got 'a'."),
+        (["run", "tiny", "--set", "steps=abc"], "The option steps must be a whole number; got 'abc'."),
+        (["run", "tiny", "--set", "steps=2.5"], "The option steps must be a whole number; got 2.5."),
+        (["run", "tiny", "--set", "training.lr=abc"], "The option lr must be a number; got 'abc'. Write it like --set"),
+        (["run", "tiny", "--set", "lr=NaN"], "The option lr must be a number; got 'NaN'."),
+        (["run", "tiny", "--set", "lr_drops=0.5"], "The option lr_drops must be a list of numbers; got 0.5."),
+        (["run", "tiny", "--set", "split=foo"], "There is no split option 'foo'."),
+        (["run", "tiny", "--set", "dtype=5"], "There is no dtype option 5."),
+        (["run", "tiny", "--set", 'dtype={"a": 1}'], "There is no dtype option {'a': 1}."),
         (["run", "tiny", "--figures", "sgpr"], "is a sweep"),
+        (["run", "tiny", "--seed", "1"], "tiny is a sweep; --seed belongs to experiments that draw figures."),
+        (["run", "tiny", "--seed", "0"], "--set seed=0."),
         (["run", "tiny", "--group", "0"], "--group must be"),
         (["run", "intro", "--steps", "5"], "draws figures"),
         (["run", "later"], "later needs patience, not available yet"),
         (["show", "intor"], "Did you mean 'intro'?"),
         (["table", "dkl-uci", "--format", "xml"], "no format 'xml'"),
+        (["table", "dkl-uci", "--out", "/no/such/folder"], "There is no folder of results /no/such/folder;"),
+        (["table", "dkl-uci", "--all", "--out", "/no/such/folder"], "There is no folder of results /no/such/folder;"),
+        (["table", "dkl-uci", "--out", __file__], "--out must be a folder of results; got the file"),
+        (
+            ["table", "intro", "--models", "SVGP"],
+            "intro draws figures; its table takes --format, --all and --out only.",
+        ),
         (["report", "--results", "/no/such/folder"], "no folder of results"),
     ],
 )
@@ -93,6 +112,42 @@ def test_a_failed_run_gives_exit_code_1_after_the_others(
     code = main(["run", "tiny", "--out", str(tmp_path), "--quiet", "--splits", "0", "--set", "data.n_train=0"])
     assert code == 1
     assert "failed: diabetes SVGP split 0:" in capsys.readouterr().err
+
+
+def test_the_hint_after_a_run_shows_its_results(
+    tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "my results"
+    chosen = ["--splits", "0-1", "--steps", "10", "--dtype", "float32", "--set", "lr=0.5", "--set", "lr_drops=[0.1, 1]"]
+    arguments = ["run", "tiny", "--out", str(out), "--device", "cpu", "--quiet", *chosen]
+    assert main(arguments) == 0
+    assert f"Results: {out / 'tiny'}\n" in capsys.readouterr().out  # no table: the thesis has none
+    row = dict.fromkeys(("prior", "depth", "note", "batch_size"), "")
+    row |= {"table": "tab:tiny", "chapter": "3", "dataset": "diabetes", "model": "SVGP", "metric": "test_ll"}
+    monkeypatch.setattr("vibayes.experiments.reference.load_table", lambda _: ({**row, "value": "1", "stderr": "2"},))
+    monkeypatch.setitem(EXPERIMENTS, "tiny", Experiment(**{**vars(tiny), "tables": ("tab_tiny",)}))
+    assert main(arguments) == 0
+    hint = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("See: "))
+    typed = shlex.split(hint.removeprefix("See: "))
+    assert typed[:3] == ["vibayes", "bench", "table"]
+    assert main(typed[2:]) == 0
+    shown = capsys.readouterr().out
+    assert "| diabetes | SVGP | test_ll |" in shown
+    assert "other options" not in shown
+
+
+def test_table_before_anything_was_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["table", "dkl-uci"]) == 1
+    error = capsys.readouterr().err
+    assert "Nothing has been run yet" in error
+    assert "`vibayes bench run dkl-uci`" in error
+    assert len(error.splitlines()) == 1
+    assert "Nothing has been run yet" in bench("table", "dkl-uci").stderr
+    assert main(["table", "dkl-uci", "--all"]) == 0  # the thesis's numbers need no results
+    assert "| boston | DKL | lml_per_datapoint | - |" in capsys.readouterr().out
 
 
 class Page(HTMLParser):

@@ -8,11 +8,13 @@ import pytest
 
 from vibayes.errors import ConfigurationError
 from vibayes.experiments.catalogue import EXPERIMENTS, get, register
-from vibayes.experiments.experiment import Experiment, ModelSpec, Unit, override
+from vibayes.experiments.experiment import Experiment, ModelSpec, Unit, _flat, override
 from vibayes.experiments.models import MODELS, n_steps, training_options
 from vibayes.experiments.names import parse_numbers
+from vibayes.experiments.options import check_value
 from vibayes.experiments.reference import table_names
 from vibayes.experiments.sweep import Selection, by_family, expand, plan
+from vibayes.experiments.training import load_split
 
 NAMES = [
     *("intro", "dkl-toy", "dkl-mnist", "dkl-uci", "dkl-images", "dkl-hmc", "dkl-sgld"),
@@ -160,3 +162,36 @@ def test_override_knows_options_that_few_experiments_set_and_none_takes_them_out
     assert override(options, "lr_drops", None) == {**options, "training": {"lr": 0.1}}
     with pytest.raises(ConfigurationError, match="lr_end"):
         override(options, "lr_ends", 0.1)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not EXPERIMENTS[name].script])
+def test_every_number_of_an_experiment_is_known_to_be_one(name: str) -> None:
+    for unit in expand(get(name)):
+        for (_, leaf), value in _flat(unit.options).items():
+            assert check_value(leaf, value, value) == value
+            if isinstance(value, int | float | list):
+                with pytest.raises(ConfigurationError, match=f"The option {leaf} must be .*; got 'abc'"):
+                    check_value(leaf, "abc", value)
+
+
+def test_options_of_the_wrong_kind_are_refused_before_training(tiny: Experiment) -> None:
+    def changed(**changes: object) -> Unit:
+        return expand(tiny, Selection(changes=changes))[0]
+
+    assert changed(steps=1e3).digest == changed(steps=1000).digest
+    assert changed(split="Random").digest == expand(tiny)[0].digest
+    assert changed(batch_size=None).options["training"]["batch_size"] is None
+    wrong = {
+        "seed": None,
+        "lr": [0.1, 0.2],
+        "noise": True,
+        "kl_warmup": "10",
+        "lr_drops": ["a"],
+        "learn_inducing": "no",
+    }
+    for name, value in wrong.items():
+        with pytest.raises(ConfigurationError, match=f"The option {name} must be"):
+            changed(**{name: value})
+    unit = replace(expand(tiny)[0], options={"data": {"split": "foo"}})
+    with pytest.raises(ConfigurationError, match=r"no split option 'foo'.*published, random, generated"):
+        load_split(unit)

@@ -214,6 +214,39 @@ def test_intro_numbers(tmp_path: Path) -> None:
     assert found["SGPR M=2", "lengthscale"] == (None, None)
 
 
+@pytest.mark.parametrize("form", ["md", "csv", "json", "html"])
+def test_times_say_their_machine(tmp_path: Path, form: str) -> None:
+    """Every row of a table of times, also those of files that name the hardware once."""
+
+    def entry(dataset: str, device: str | None, **more: object) -> dict[str, object]:
+        row = {"dataset": dataset, "model": "DGP", "depth": "2", "metric": "seconds_per_epoch"}
+        numbers = [{"name": dataset, "ours": 0.5, "thesis": None, "reference": None, "note": "", "row": row}]
+        setup = {} if device is None else {"device": device}
+        return {"label": dataset, "file": None, "numbers": numbers, "statements": [], "setup": setup, **more}
+
+    def table(**figures: object) -> list[str]:
+        here = {"processor": "AMD EPYC", "cores": 2, "threads": 1, "gpu": None}
+        content = {"version": "0", "commit": "c", "command": "c", "hardware": here, "figures": figures}
+        (tmp_path / "dwp-runtime").mkdir(exist_ok=True)
+        (tmp_path / "dwp-runtime" / "dwp-runtime.json").write_text(json.dumps(content))
+        if form == "html":
+            text = commands.report(["dwp-runtime"], out=tmp_path, file=tmp_path / "r.html").read_text()
+            return [line for line in text.split("<tr>") if ">DGP<" in line and "0.5000" in line]
+        text = commands.table("dwp-runtime", Selection(), out=tmp_path, form=form)
+        if form == "json":
+            return [str(row["machine"]) for row in json.loads(text) if row["ours"] is not None]
+        return [line for line in text.splitlines() if "DGP" in line and "0.5" in line]
+
+    there = {"processor": "Xeon", "cores": 16, "threads": 1, "gpu": "NVIDIA H200"}
+    boston, protein = table(a=entry("boston", None, commit="c"), b=entry("protein", "cuda", hardware=there))
+    assert "AMD EPYC, 1 of 2 cores" in boston
+    assert "NVIDIA H200" in protein
+    # a processor's times on a machine with a GPU; and a figure of which only that of another run is known
+    boston, protein = table(a=entry("boston", "cpu", hardware=there), b=entry("protein", None, commit="other"))
+    assert "Xeon, 1 of 16 cores" in boston
+    assert "not known" in protein
+
+
 def test_errors() -> None:
     with pytest.raises(ConfigurationError, match="Did you mean 'csv'"):
         commands.table("dkl-uci", Selection(), form="cvs")

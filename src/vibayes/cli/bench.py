@@ -70,7 +70,9 @@ def run(
     wait: Annotated[bool, typer.Option(help="Wait for runs that other processes are at.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     figures: Annotated[list[str] | None, typer.Option(help="Only these figures, of experiments that draw.")] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn at random in figures.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of what is drawn at random in figures (0); sweeps take --set seed=1.")
+    ] = None,
 ) -> None:
     """Run an experiment: train whatever has no result yet, or draw its figures.
 
@@ -86,11 +88,12 @@ def run(
 
         if chosen != Selection():
             raise ConfigurationError(f"{name} draws figures; it takes --figures, --seed and --out only.")
-        draw_figures(_console(), name, out, commands.words(figures), seed)
+        draw_figures(_console(), name, out, commands.words(figures), seed or 0)
         return
     code = commands.run_experiment(
         name, chosen, out=out, device=device, executor=executor, workers=workers, address=address, group=group,
         chunk=chunk, compile=compile, checkpoint_seconds=checkpoint_seconds, wait=wait, quiet=quiet, figures=figures,
+        seed=seed,
     )  # fmt: skip
     if code:
         raise typer.Exit(code)
@@ -123,7 +126,7 @@ def table(
         datasets=datasets, models=models, depths=depths, priors=priors, splits=splits, steps=steps, dtype=dtype,
         changes=changes,
     )  # fmt: skip
-    print(commands.table(name, chosen, out=out, form=form, everything=everything), end="")
+    print(commands.table(name, chosen, out=out, form=form, everything=everything, need_folder=True), end="")
 
 
 @bench.command()

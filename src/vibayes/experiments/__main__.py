@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--no-wait", dest="wait", action="store_false", help="do not wait for runs of other processes")
     run.add_argument("--quiet", action="store_true", help="show no progress")
     run.add_argument("--figures", nargs="+", help="only these figures, of experiments that draw")
-    run.add_argument("--seed", type=int, default=0, help="of what is drawn at random in figures (%(default)s)")
+    run.add_argument("--seed", type=int, help="of what is drawn at random in figures (0); sweeps take --set seed=1")
     draw = actions.add_parser("draw", help="draw figures from the arrays of an earlier run, without computing again")
     draw.add_argument("name", help="the experiment")
     draw.add_argument("--out", type=Path, default=commands.DEFAULT_OUT, help="folder of results (%(default)s)")
@@ -91,7 +91,7 @@ def _act(given: argparse.Namespace) -> int:
         name = options.pop("name")
         if options.pop("action") == "run":
             return commands.run_experiment(name, chosen, figure_report=_show, **options)
-        print(commands.table(name, chosen, **options), end="")
+        print(commands.table(name, chosen, need_folder=True, **options), end="")
     return 0
 
 

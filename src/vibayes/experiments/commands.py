@@ -48,9 +48,13 @@ def words(given: Sequence[str] | None) -> list[str] | None:
 def typed_value(text: str) -> Any:
     """An option's value as it was typed: JSON, or else the text itself."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return json.loads(text, parse_constant=_no_number)
+    except ValueError:
         return text.strip()
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")  # but Python reads NaN and Infinity, which no option takes
 
 
 def typed_text(value: Any) -> str:
@@ -122,7 +126,7 @@ def run_experiment(
     quiet: bool = False,
     command: str = "",
     figures: Sequence[str] | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     figure_report: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> int:
     """Run an experiment; 0 when all went well, 1 when a part of it failed."""
@@ -130,11 +134,16 @@ def run_experiment(
     if experiment.script:
         if selection != Selection():
             raise ConfigurationError(f"{experiment.name} draws figures; it takes --figures, --seed and --out only.")
-        found = run_figures(experiment, out, figures=words(figures), seed=seed, report=figure_report)
+        found = run_figures(experiment, out, figures=words(figures), seed=seed or 0, report=figure_report)
         print(f"Numbers: {found['file']}")
         return 0
     if figures:
         raise ConfigurationError(f"{experiment.name} is a sweep; --figures belongs to experiments that draw figures.")
+    if seed is not None:
+        raise ConfigurationError(
+            f"{experiment.name} is a sweep; --seed belongs to experiments that draw figures. Here a run's seed is the "
+            f"option seed plus its split: --set seed={seed}."
+        )
     for key, value in {"group": group, "chunk": chunk}.items():
         if value is not None and value < 1:
             raise ConfigurationError(f"--{key} must be a positive whole number, got {value}.")
@@ -152,7 +161,7 @@ def run_experiment(
         show=not quiet,
     )
     summary = run_sweep(units, settings, make_executor(executor, workers=workers, address=address))
-    _conclude(summary, experiment.name, out)
+    _conclude(summary, experiment, selection, out)
     return 0 if summary.ok else 1
 
 
@@ -171,7 +180,7 @@ def _check_data(names: Sequence[str]) -> None:
         data_sets.info(name)
 
 
-def _conclude(summary: Summary, name: str, out: Path) -> None:
+def _conclude(summary: Summary, experiment: Experiment, selection: Selection, out: Path) -> None:
     parts = [f"{summary.wanted} runs: {summary.before} finished before, {summary.trained} trained now"]
     if summary.elsewhere:
         parts.append(f"{summary.elsewhere} by other processes")
@@ -180,18 +189,55 @@ def _conclude(summary: Summary, name: str, out: Path) -> None:
     print(f"{', '.join(parts)} ({duration(summary.seconds)}).")
     for message in summary.failed:
         print(f"failed: {message}", file=sys.stderr)
-    if not summary.left:
-        print(f"See: vibayes bench table {name} --out {out}")
+    if summary.left:
+        return
+    if experiment.tables:
+        shown = ["vibayes", "bench", "table", experiment.name, "--out", str(out), *_option_flags(selection)]
+        print(f"See: {shlex.join(shown)}")
+    else:  # no numbers of the thesis to set them beside
+        print(f"Results: {out / (experiment.runs_of or experiment.name)}")
+
+
+def _option_flags(selection: Selection) -> list[str]:
+    """What was typed to change options."""
+    flags = [] if selection.steps is None else ["--steps", str(selection.steps)]
+    flags += [] if selection.dtype is None else ["--dtype", selection.dtype]
+    return flags + _set_flags(selection.changes)
+
+
+def _set_flags(changes: Mapping[str, Any]) -> list[str]:
+    return [part for key, value in changes.items() for part in ("--set", f"{key}={typed_text(value)}")]
 
 
 def table(
-    name: str, selection: Selection, *, out: Path = DEFAULT_OUT, form: str = "md", everything: bool = False
+    name: str,
+    selection: Selection,
+    *,
+    out: Path = DEFAULT_OUT,
+    form: str = "md",
+    everything: bool = False,
+    need_folder: bool = False,
 ) -> str:
-    """The experiment's tables as text; `everything` adds the rows without a result of ours."""
+    """The experiment's tables as text.
+
+    Args:
+        name: of the experiment.
+        selection: the runs, of a sweep; there is nothing to select of figures.
+        out: the folder of results.
+        form: `"md"`, `"csv"` or `"json"`.
+        everything: whether rows without a result of ours are shown, too.
+        need_folder: whether a missing folder of results is an error; else there is no number of ours.
+    """
     check_name(form, FORMATS, "format")
     experiment = catalogue.get(name)
     require_tables(experiment)
+    if need_folder and not out.is_dir() and not (everything and out == DEFAULT_OUT):
+        raise ConfigurationError(_no_folder(experiment.name, out))
     if experiment.script:
+        if selection != Selection():
+            raise ConfigurationError(
+                f"{experiment.name} draws figures; its table takes --format, --all and --out only."
+            )
         return render(compare_figures(experiment, out), form, everything=everything)
     units = [] if experiment.needs else expand(experiment, selection)
     models = None if selection.models is None else sorted({unit.model for unit in units})
@@ -201,6 +247,17 @@ def table(
         text += "\nThere are results with other options too; these show them:\n"
         text += "".join(f"- {line}\n" for line in others)
     return text
+
+
+def _no_folder(name: str, out: Path) -> str:
+    if out.exists():
+        return f"--out must be a folder of results; got the file {out}."
+    if out != DEFAULT_OUT:
+        return f"There is no folder of results {out}; give --out the folder that `bench run` wrote to."
+    return (
+        f"Nothing has been run yet: there is no folder {out} here. Run `vibayes bench run {name}` first, give another "
+        "folder with --out, or see the thesis's numbers alone with --all."
+    )
 
 
 def _other_options(experiment: Experiment, selection: Selection, units: Sequence[Unit], out: Path) -> list[str]:
@@ -219,8 +276,9 @@ def _other_options(experiment: Experiment, selection: Selection, units: Sequence
         unit = own.get(_kind(result["dataset"], result["model"], result["options"]))
         if unit is not None:
             changes = option_changes(unit.options, result["options"])
-            flags = [f"--set {shlex.quote(f'{key}={typed_text(value)}')}" for key, value in changes.items()]
-            found.setdefault(" ".join(flags) or "no change", []).append(f"{unit.title} ({len(files)} runs)")
+            found.setdefault(shlex.join(_set_flags(changes)) or "no change", []).append(
+                f"{unit.title} ({len(files)} runs)"
+            )
     return [f"`{flags}`: {', '.join(titles)}" for flags, titles in found.items()]
 
 

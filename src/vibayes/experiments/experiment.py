@@ -10,6 +10,7 @@ from typing import Any
 
 from vibayes.errors import ConfigurationError
 from vibayes.experiments.names import check_name
+from vibayes.experiments.options import check_value
 
 __all__ = ["Experiment", "ModelSpec", "Unit", "merge", "option_changes", "override"]
 
@@ -201,7 +202,7 @@ def merge(*parts: Options) -> dict[str, Any]:
 def override(options: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """Options with one changed, by its name (`lr`) or section and name (`training.lr`).
 
-    None takes an option out that an experiment may leave unset.
+    None takes an option out that an experiment may leave unset; a value of the wrong kind is refused.
 
     >>> override({"training": {"lr": 0.1}}, "lr", 0.2)
     {'training': {'lr': 0.2}}
@@ -226,6 +227,7 @@ def override(options: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     if value is None and leaf in _OPTIONAL.get(section, ()):  # as if nobody had set it
         kept = {k: v for k, v in options[section].items() if k != leaf}
         return {**options, section: kept}
+    value = check_value(leaf, value, (options[section] if section else options).get(leaf))
     return merge(options, {section: {leaf: value}} if section else {leaf: value})
 
 

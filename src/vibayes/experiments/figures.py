@@ -10,6 +10,7 @@ from typing import Any
 
 from vibayes.experiments import reference
 from vibayes.experiments.experiment import Experiment
+from vibayes.experiments.record import machine_name
 from vibayes.experiments.tables import Row, summarise
 
 __all__ = ["Figure", "FigureResult", "compare_figures", "read_figures", "run_figures"]
@@ -31,7 +32,7 @@ _OTHER_DATA = {key for key in _ROWS.values() if key[0] == "blr_toy"}
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: its label, picture, numbers, and the thesis's statements about it."""
+    """One figure: its label, picture, numbers, the thesis's statements about it, and where it was computed."""
 
     name: str
     label: str
@@ -39,6 +40,7 @@ class Figure:
     skipped: str = ""
     numbers: list[dict[str, Any]] = field(default_factory=list)
     statements: list[dict[str, Any]] = field(default_factory=list)
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def read_figures(experiment: Experiment, out: Path) -> FigureResult | None:
                     entry.get("skipped") or "",
                     entry.get("numbers", []),
                     entry.get("statements", []),
+                    _machine(content, entry),
                 )
             )
         origin = f"vibayes {content['version']}, commit {str(content['commit'])[:12]}, {content['command']}"
@@ -91,13 +94,21 @@ def read_figures(experiment: Experiment, out: Path) -> FigureResult | None:
         return None
 
 
+def _machine(content: dict[str, Any], entry: dict[str, Any]) -> str:
+    """Where a figure was computed; older files say it once, for the figures of the last run."""
+    hardware = entry.get("hardware")
+    if hardware is None and entry.get("commit") == content["commit"]:
+        hardware = content.get("hardware")
+    return machine_name(hardware or {}, entry.get("setup", {}).get("device"))
+
+
 def compare_figures(experiment: Experiment, out: Path) -> dict[str, list[Row]]:
     """The numbers that the thesis prints in its text beside ours."""
     found = read_figures(experiment, out)
     ours: dict[tuple[str, str, str], dict[str, Any]] = {}
     placed: list[dict[str, Any]] = []
     for figure in [] if found is None else found.figures:
-        placed += [number for number in figure.numbers if number.get("row")]
+        placed += [{**number, "machine": figure.machine} for number in figure.numbers if number.get("row")]
         for number in figure.numbers:
             key = _ROWS.get((figure.name, number["name"]))
             if key is not None:
@@ -109,7 +120,8 @@ def compare_figures(experiment: Experiment, out: Path) -> dict[str, list[Row]]:
             key = (printed["dataset"], printed["model"], printed["metric"])
             if name != "text_numbers":
                 here = [n for n in placed if all(printed[column] == value for column, value in n["row"].items())]
-                rows.append(Row(printed, float(here[0]["ours"]), None, 1) if here else Row(printed))
+                machine = here[0]["machine"] if here and reference.is_time(printed["metric"]) else ""
+                rows.append(Row(printed, float(here[0]["ours"]), None, 1, machine=machine) if here else Row(printed))
                 continue
             if (
                 printed["chapter"] not in ("1", "2") or key not in _ROWS.values()

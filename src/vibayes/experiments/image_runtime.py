@@ -48,6 +48,7 @@ def epoch(seed: int = 0) -> Result:
         "batch_size": experiment.options["training"]["batch_size"],
         "n_inducing": experiment.options["model"]["n_inducing"],
         "rows": len(split.x_train),
+        "device": DEVICE,
     }
     return Result(None, numbers, statements, setup, {name: torch.tensor(value) for name, value in seconds.items()})
 

@@ -18,12 +18,13 @@ def check_name(name: str, known: Collection[str], what: str) -> str:
     ...
     vibayes.errors.ConfigurationError: There is no data set 'enrgy'. Did you mean 'energy'? Known: boston, energy.
     """
-    if name in known:
+    if isinstance(name, str) and name in known:
         return name
     lowered = {k.lower(): k for k in known}
-    if name.strip().lower() in lowered:
-        return lowered[name.strip().lower()]
-    close = difflib.get_close_matches(name.strip().lower(), lowered, n=1, cutoff=0.4)
+    typed = str(name).strip().lower()  # a value of --set may be anything
+    if typed in lowered:
+        return lowered[typed]
+    close = difflib.get_close_matches(typed, lowered, n=1, cutoff=0.4)
     guess = f" Did you mean {lowered[close[0]]!r}?" if close else ""
     raise ConfigurationError(f"There is no {what} {name!r}.{guess} Known: {', '.join(known) or 'none'}.")
 

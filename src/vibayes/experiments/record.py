@@ -5,7 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ import vibayes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Number", "Result", "Statement", "double_precision", "one_thread", "provenance"]
+__all__ = ["Number", "Result", "Statement", "double_precision", "machine_name", "one_thread", "provenance"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,19 @@ def provenance() -> dict[str, Any]:
         },
         "software": {"python": platform.python_version(), "torch": torch.__version__, "system": platform.system()},
     }
+
+
+def machine_name(hardware: Mapping[str, Any], device: str | None = None) -> str:
+    """For people: what did the work, by the `hardware` of `provenance` and the device, if it is known.
+
+    >>> machine_name({"processor": "AMD EPYC", "cores": 2, "threads": 1, "gpu": "NVIDIA H200"}, "cpu")
+    'AMD EPYC, 1 of 2 cores'
+    """
+    if not hardware:
+        return "not known"
+    if hardware.get("gpu") and device != "cpu":
+        return str(hardware["gpu"])
+    return f"{hardware.get('processor')}, {hardware.get('threads')} of {hardware.get('cores')} cores"
 
 
 def _commit() -> str | None:

@@ -7,7 +7,7 @@ from importlib import resources
 
 from vibayes.experiments.names import check_name
 
-__all__ = ["COLUMNS", "direction", "is_quoted", "is_wrong", "load_table", "table_names"]
+__all__ = ["COLUMNS", "direction", "is_quoted", "is_time", "is_wrong", "load_table", "table_names"]
 
 COLUMNS = (
     "table", "chapter", "dataset", "model", "prior", "depth", "batch_size", "augmentation", "feature_dim", "metric",
@@ -46,6 +46,11 @@ def direction(metric: str) -> int:
     if any(part in metric for part in _LOWER):
         return -1
     return 1 if any(part in metric for part in _HIGHER) else 0
+
+
+def is_time(metric: str) -> bool:
+    """Whether a number is one of the machine that it was measured on."""
+    return "seconds" in metric
 
 
 def is_quoted(row: dict[str, str]) -> bool:

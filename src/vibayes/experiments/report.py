@@ -222,16 +222,21 @@ def _table(name: str, rows: Sequence[Row]) -> str:
     by_line: dict[tuple[str, ...], dict[str, Row]] = {}
     for row in rows:
         by_line.setdefault(tuple(row.printed.get(key, "") for key in keys), {})[row.printed["metric"]] = row
+    timed = any(row.machine for row in rows)
     lines: list[str] = []
     without: list[str] = []  # a result of ours
     for key, found in by_line.items():
         cells = "".join(f'<td class="k">{escape(part)}</td>' for part in key)
         place = without if all(row.ours is None for row in found.values()) else lines
-        place.append(f"<tr>{cells}{''.join(_cell(found.get(metric)) for metric in metrics)}</tr>")
+        cells += "".join(_cell(found.get(metric)) for metric in metrics)
+        if timed:
+            machines = dict.fromkeys(row.machine for row in found.values() if row.machine)
+            cells += f"<td>{escape(', '.join(machines))}</td>"
+        place.append(f"<tr>{cells}</tr>")
     if name == "text_numbers":
         name = "Numbers in the thesis's text"
     caption = '<p class="small">Ours with its standard error and the number of splits; below it the thesis\'s.</p>'
-    head = [key.replace("_", " ") for key in keys] + metrics
+    head = [key.replace("_", " ") for key in keys] + metrics + (["machine"] if timed else [])
     shown = f"{caption}{grid(head, lines, len(keys))}" if lines else ""
     rest = f"<summary>{len(without)} of {len(by_line)} rows have no result of ours yet</summary>"
     hidden = f'<details class="small">{rest}{grid(head, without, len(keys))}</details>' if without else ""

@@ -14,6 +14,7 @@ from vibayes.experiments import claims
 from vibayes.experiments.catalogue import available
 from vibayes.experiments.experiment import Experiment, Unit, override
 from vibayes.experiments.names import check_name, parse_numbers, pick
+from vibayes.experiments.options import check_value
 from vibayes.experiments.results import code_digest, finished, write_file
 
 __all__ = ["WORK", "Group", "Selection", "by_family", "expand", "plan", "tidy"]
@@ -126,7 +127,7 @@ def _changed(options: dict[str, Any], chosen: Selection, depth: int | None, prio
             raise ConfigurationError(f"steps must be a positive whole number, got {chosen.steps}.")
         options["training"]["steps"] = chosen.steps
     if chosen.dtype is not None:
-        options["dtype"] = check_name(chosen.dtype, ("float32", "float64"), "dtype")
+        options["dtype"] = check_value("dtype", chosen.dtype)
     for key, value in chosen.changes.items():
         options = override(options, key, value)
     return options

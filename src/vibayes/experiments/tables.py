@@ -33,6 +33,7 @@ class Row:
         n_splits: how many result files it comes from.
         n_diverged: how many of those gave up training; their numbers count.
         verdict: "better", "equal", "worse", "different" (no direction), "open" (one split) or "" (nothing to compare).
+        machine: where a time was measured; "" for other numbers.
     """
 
     printed: Mapping[str, str]
@@ -41,6 +42,7 @@ class Row:
     n_splits: int = 0
     n_diverged: int = 0
     verdict: str = ""
+    machine: str = ""
 
     @property
     def thesis(self) -> float:
@@ -190,6 +192,7 @@ def _record(row: Row) -> dict[str, Any]:
         "difference_stderr": _finite(row.difference_stderr),
         "n_diverged": row.n_diverged,
         "quoted": row.quoted,
+        "machine": row.machine or None,
     }
 
 
@@ -199,7 +202,8 @@ def _finite(value: float | None) -> float | None:
 
 def _csv(tables: Mapping[str, Sequence[Row]]) -> str:
     extra = sorted({key for rows in tables.values() for row in rows for key in row.printed} - set(reference.COLUMNS))
-    header = [*reference.COLUMNS, *extra, *OURS]
+    timed = any(row.machine for rows in tables.values() for row in rows)
+    header = [*reference.COLUMNS, *extra, *OURS, *(["machine"] if timed else [])]
     text = io.StringIO()
     writer = csv.DictWriter(text, header, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -217,12 +221,15 @@ def _csv(tables: Mapping[str, Sequence[Row]]) -> str:
 def _markdown(name: str, rows: Sequence[Row], everything: bool) -> str:
     keys = telling_columns(rows, keep=("dataset", "model"))
     header = [*keys, "metric", "ours", "thesis", "difference", "splits", "verdict"]
+    timed = any(row.machine for row in rows)
+    header += ["machine"] if timed else []
     shown = rows if everything else [row for row in rows if row.ours is not None]
     lines = [f"### {name}", ""]
     if shown:
         lines += ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for row in shown:
         cells = [*(row.printed.get(key, "") for key in keys), row.printed["metric"], *cells_of(row)]
+        cells += [row.machine or "-"] if timed else []
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     missing = sum(row.ours is None for row in rows)
     if missing:

@@ -21,6 +21,7 @@ from vibayes.experiments.choosing import train_best
 from vibayes.experiments.experiment import Unit
 from vibayes.experiments.models import DTYPES, AnyModel, build
 from vibayes.experiments.names import check_name
+from vibayes.experiments.options import SPLITS
 from vibayes.model import Model
 from vibayes.stages import network_weights
 from vibayes.training.history import History
@@ -42,7 +43,7 @@ Watch = Callable[[int, int], None]
 def load_split(unit: Unit) -> Split:
     """The data of one run."""
     data = dict(unit.options["data"])
-    kind = data.pop("split", "published")
+    kind = check_name(data.pop("split", "published"), SPLITS, "split option")
     data.pop("units", None)
     dtype = DTYPES[check_name(unit.options.get("dtype", "float64"), DTYPES, "dtype")]
     if kind == "random":

@@ -94,6 +94,7 @@ def runtime(seed: int = 0) -> Result:
         "steps_of_curves": CURVE_STEPS,
         "timed_steps": timing.TIMED_STEPS,
         "threads": torch.get_num_threads(),
+        "device": "cpu",
     }
     return Result(None, numbers, _statements(times), setup, arrays)
 
@@ -102,7 +103,8 @@ def runtime_protein(seed: int = 0) -> Result:
     """Seconds per epoch on protein, on a GPU."""
     times, numbers = _times("protein", _load("protein"), "cuda")
     arrays = {f"{name}, depth {depth}": torch.tensor(value) for (name, depth), value in times.items()}
-    return Result(None, numbers, _statements(times), {"timed_steps": timing.TIMED_STEPS}, arrays)
+    setup = {"timed_steps": timing.TIMED_STEPS, "device": "cuda"}
+    return Result(None, numbers, _statements(times), setup, arrays)
 
 
 def _paint(arrays: Mapping[str, Tensor]) -> "Figure":

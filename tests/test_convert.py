@@ -1,5 +1,8 @@
 """Ordinary networks made Bayesian."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -97,8 +100,19 @@ def test_pretrained_batch_norm_keeps_its_scale() -> None:
     plain = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     with torch.no_grad():
         plain[1].weight.copy_(torch.tensor([1.0, 2.0, 3.0]))
-    assert vb.bayesianize(plain, pretrained=True)[1].weight.tolist() == [1.0, 2.0, 3.0]
-    assert vb.bayesianize(plain)[1].weight.tolist() == [1.0, 1.0, 1.0]
+    posteriors = {"posterior": vb.MeanField(), "last": vb.GlobalInducing()}
+    assert vb.bayesianize(plain, pretrained=True, **posteriors)[1].weight.tolist() == [1.0, 2.0, 3.0]
+    assert vb.bayesianize(plain, **posteriors)[1].weight.tolist() == [1.0, 1.0, 1.0]
+    elsewhere = vb.bayesianize(plain.to("meta"))[1]
+    assert (elsewhere.weight.device.type, elsewhere.bias.device.type) == ("meta", "meta")
+
+
+@pytest.mark.parametrize("posterior", [vb.GlobalInducing(), vb.LocalInducing(4), vb.FromPrior()])
+def test_pretrained_weights_that_no_layer_takes_are_a_warning(posterior: vb.posteriors.Posterior) -> None:
+    with pytest.warns(UserWarning, match=r"weights unused.*got \w+\)\. Use MeanField\(\) or Point\(\)"):
+        vb.bayesianize(multilayer(), posterior=posterior, pretrained=True)
+    vb.bayesianize(multilayer(), posterior=posterior, last=vb.Point(), pretrained=True)  # no warning
+    vb.bayesianize(multilayer(), posterior=posterior)
 
 
 def test_what_is_skipped() -> None:
@@ -110,6 +124,7 @@ def test_what_is_skipped() -> None:
     assert type(network[3].conv1) is vb.Conv2d
     assert type(vb.bayesianize(plain, skip="3.conv*")[3].conv2) is nn.Conv2d
     assert isinstance(vb.bayesianize(nn.Linear(2, 1)), vb.Linear)
+    assert type(vb.bayesianize(nn.Sequential(nn.Linear(2, 1)), skip=None)[0]) is vb.Linear
 
 
 def test_what_cannot_be_converted_is_refused() -> None:
@@ -129,12 +144,87 @@ def test_what_cannot_be_converted_is_refused() -> None:
         vb.bayesianize(nn.Sequential(nn.Conv2d(2, 2, 2, padding="same")))
     with pytest.raises(vb.ConfigurationError, match="something added"):
         vb.bayesianize(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 1))))
-    with pytest.raises(vb.ConfigurationError, match="something added"):
-        vb.bayesianize(nn.TransformerEncoderLayer(4, 2, 8))
     with pytest.raises(vb.ConfigurationError, match="depend on the draw"):
         vb.bayesianize(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), posterior=vb.MeanField())
     with pytest.raises(vb.ConfigurationError, match="takes a torch module"):
         vb.bayesianize("network")
+
+
+@pytest.mark.parametrize("register", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
+@pytest.mark.parametrize("place", ["0", "1"])
+def test_hooks_of_what_is_replaced_are_refused(register: str, place: str) -> None:
+    plain = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1))
+    getattr(plain[2], f"register_{register}_hook")(lambda *_: None)  # stays, and so does its hook
+    vb.bayesianize(plain)
+    getattr(plain[int(place)], f"register_{register}_hook")(lambda *_: None)
+    with pytest.raises(vb.ConfigurationError, match=f"'{place}' is a .* with something added .*hooks"):
+        vb.bayesianize(plain)
+    assert type(vb.bayesianize(plain, skip=place)[int(place)]) is type(plain[int(place)])
+
+
+def test_a_batch_norm_is_replaced_after_training_in_a_model_and_not_where_it_does_more() -> None:
+    plain = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    vb.Model(nn.Sequential(plain, vb.Linear(3, 1, posterior=vb.Point())), vb.Gaussian(0.1))  # gives it a hook
+    assert type(vb.bayesianize(plain)[1]) is vb.BatchNorm
+
+    class Activated(nn.BatchNorm1d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).relu()
+
+    with pytest.raises(vb.ConfigurationError, match="'1' is a Activated with something added"):
+        vb.bayesianize(nn.Sequential(nn.Linear(2, 3), Activated(3)))
+
+
+@pytest.mark.parametrize("layer", [nn.LazyLinear(2), nn.LazyConv2d(2, 3), nn.LazyBatchNorm1d()])
+def test_lazy_modules_need_a_batch_first(layer: nn.Module) -> None:
+    plain = nn.Sequential(nn.Linear(2, 3), layer)
+    with pytest.raises(vb.ConfigurationError, match=r"'1' is a Lazy.*Run one batch through the network first"):
+        vb.bayesianize(plain)
+
+
+@pytest.mark.parametrize("inside", [nn.Linear(2, 1), nn.Conv2d(1, 1, 3)])
+def test_a_network_whose_weights_would_be_rounded_is_refused(inside: nn.Module) -> None:
+    assert type(vb.bayesianize(nn.Sequential(inside).float())[0]) in (vb.Linear, vb.Conv2d)  # float64 takes all of them
+    torch.set_default_dtype(torch.float32)
+    plain = nn.Sequential(inside, nn.BatchNorm1d(1)).double()
+    with pytest.raises(vb.ConfigurationError, match=r"float64.*default.*float32.*network\.to\(torch\.float32\)"):
+        vb.bayesianize(plain, posterior=vb.Point(), pretrained=True)
+    assert type(vb.bayesianize(plain.float())[0]) in (vb.Linear, vb.Conv2d)
+
+
+@pytest.mark.parametrize("option", ["prior", "posterior", "last"])
+def test_a_class_in_place_of_an_object(option: str) -> None:
+    given: Any = vb.NealPrior if option == "prior" else vb.MeanField
+    with pytest.raises(vb.ConfigurationError, match=f"{option} must be .*, got the class {given.__name__}; call it"):
+        vb.bayesianize(multilayer(), **{option: given})
+    with pytest.raises(vb.ConfigurationError, match=rf"{option} must be .*\(\), got str\."):
+        vb.bayesianize(multilayer(), **{option: "mean field"})
+
+
+@pytest.mark.parametrize("skip", [0, [0], ["0", None], nn.Linear(2, 1), multilayer()])
+def test_what_skip_must_be(skip: Any) -> None:
+    with pytest.raises(vb.ConfigurationError, match="skip must be names of modules, such as"):
+        vb.bayesianize(multilayer(), skip=skip)
+
+
+@pytest.mark.parametrize(
+    ("make", "attention"),
+    [
+        (lambda: nn.TransformerEncoderLayer(4, 2, 8), ["self_attn"]),
+        (lambda: nn.TransformerDecoderLayer(4, 2, 8), ["self_attn", "multihead_attn"]),
+    ],
+)
+def test_layers_of_transformers_are_refused(make: Callable[[], nn.Module], attention: list[str]) -> None:
+    kind = type(make()).__name__
+    with pytest.raises(vb.ConfigurationError, match=r"'self_attn\.out_proj' sits in 'self_attn', a MultiheadAttention"):
+        vb.bayesianize(make())
+    with pytest.raises(vb.ConfigurationError, match=f"'linear1' sits in the network, a {kind}.*into skip"):
+        vb.bayesianize(make(), skip=attention)
+    plain = nn.Sequential(nn.Linear(3, 4), make(), nn.Linear(4, 1))
+    with pytest.raises(vb.ConfigurationError, match=f"'1.linear1' sits in '1', a {kind}"):
+        vb.bayesianize(plain, skip=[f"1.{name}" for name in attention])
+    network = vb.bayesianize(plain, skip="1")
+    assert [type(m) for m in network] == [vb.Linear, type(plain[1]), vb.Linear]
 
 
 def test_shared_layers_are_refused() -> None:
@@ -145,6 +235,18 @@ def test_shared_layers_are_refused() -> None:
     tied[1].weight = tied[0].weight
     with pytest.raises(vb.ConfigurationError, match="share one weight"):
         vb.bayesianize(tied)
+    with pytest.raises(vb.ConfigurationError, match="share one weight"):  # also where one of them stays
+        vb.bayesianize(tied, skip="0")
+    three = nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(3, 1))
+    for skip in ("0", "2"):
+        with pytest.raises(vb.ConfigurationError, match="'2' and '0' share one weight"):
+            vb.bayesianize(three, skip=skip)
+    network = vb.bayesianize(three, skip=["0", "2"])
+    assert network[0] is network[2]
+    assert type(network[0]) is nn.Linear
+    norm = nn.BatchNorm1d(3)
+    with pytest.raises(vb.ConfigurationError, match="'2' and '1' share one weight"):
+        vb.bayesianize(nn.Sequential(nn.Linear(3, 3), norm, norm))
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -164,6 +266,39 @@ def test_batch_norm_of_torch_behind_a_bayesian_layer() -> None:
     )
     model = vb.Model(network, vb.Gaussian(0.1))
     x = torch.randn(6, 2)
-    with pytest.raises(vb.ConfigurationError, match=r"BatchNorm1d stands behind a Bayesian layer.*vibayes\.BatchNorm"):
+    with pytest.raises(
+        vb.ConfigurationError, match=r"BatchNorm1d.* stands behind a Bayesian layer.*vibayes\.BatchNorm"
+    ):
         model.elbo(x, x[:, 0])
     assert model.eval().predict(x, n_samples=3).mean.shape == (6,)
+
+
+class LanguageModel(nn.Module):
+    """A network whose last weights are those of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.embedding(x.long()[:, 0]))
+        return out
+
+
+def test_weights_shared_with_what_is_not_replaced_are_refused() -> None:
+    with pytest.raises(vb.ConfigurationError, match="'head' and 'embedding' share one weight"):
+        vb.bayesianize(LanguageModel())
+    biases = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    biases[1].bias = biases[0].bias
+    with pytest.raises(vb.ConfigurationError, match="'1' and '0' share one bias"):
+        vb.bayesianize(biases)
+    own = nn.Sequential(nn.Linear(3, 3))
+    own.register_parameter("matrix", own[0].weight)
+    with pytest.raises(vb.ConfigurationError, match="'0' and the network share one weight"):
+        vb.bayesianize(own)
+    apart = nn.Sequential(LanguageModel(), nn.Linear(5, 2))
+    network = vb.bayesianize(apart, skip="0")  # what stays may share as it likes
+    assert network[0].head.weight is network[0].embedding.weight
+    assert type(network[1]) is vb.Linear

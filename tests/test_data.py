@@ -208,10 +208,45 @@ def test_statistics_travel_in_the_state_dict() -> None:
     assert torch.equal(fresh.targets(y), units.targets(y))
 
 
-def test_images_keep_their_shape() -> None:
-    x = torch.rand(10, 1, 4, 4)
-    x[:, 0, 0, 0] = 0.0
+def test_images_are_standardised_per_channel() -> None:
+    x = torch.rand(10, 3, 4, 5) * torch.tensor([1.0, 50.0, 1e-3])[:, None, None] + 7
+    x[:, :, 0, 0] = 7.0  # a pixel that never changes, which must not be told from the others
     units = Units("inputs")
     units.learn(x, torch.ones(10, 1))
-    assert units.inputs(x).shape == x.shape
-    assert torch.isfinite(units.inputs(x)).all()
+    mean, scale = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), correction=0, keepdim=True)
+    torch.testing.assert_close(units.inputs(x), (x - mean) / scale)
+    assert torch.equal(units.inputs(x.roll(1, -1)), units.inputs(x).roll(1, -1))  # it commutes with translations
+
+
+def test_weights_count_images() -> None:
+    x, weights = torch.randn(5, 2, 3, 3), torch.tensor([0.0, 1.0, 2.0, 3.0, 1.0])
+    weighted, repeated = Units("inputs"), Units("inputs")
+    weighted.learn(x, x, weights)
+    repeated.learn(x.repeat_interleave(weights.long(), 0), x)
+    torch.testing.assert_close(weighted.inputs(x), repeated.inputs(x))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_constant_channel_is_zero(weighted: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where its mean, over millions of float32 values, is off by more than their rounding."""
+    x = torch.rand(4000, 2, 28, 28, dtype=torch.float32)
+    x[:, 1] = 0.998
+    units = Units("inputs")
+    with caplog.at_level(logging.INFO, logger="vibayes"):
+        units.learn(x, torch.ones(4000, 1), torch.rand(4000, dtype=torch.float32) if weighted else None)
+    assert not units.inputs(x)[:, 1].any()
+    assert units.inputs(x)[:, 0].std() > 0.9
+    assert caplog.messages == ["Constant input channel(s) [1]: standardised to zero."]
+
+
+def test_statistics_of_images_have_the_shape_of_a_row() -> None:
+    """As those of models saved when they were per pixel: old states load, and stack with new ones."""
+    x, y = torch.rand(10, 2, 4, 4), torch.ones(10, 1)
+    units = Units("inputs")
+    units.learn(x, y)
+    assert units.x_mean.shape == units.x_scale.shape == (2, 4, 4)
+    assert units.x_mean.is_contiguous()
+    assert units.x_scale.is_contiguous()
+    old = {**units.state_dict(), "x_mean": x.mean(0), "x_scale": x.std(0, correction=0)}
+    units.load_state_dict(old)
+    torch.testing.assert_close(units.inputs(x).mean(0), torch.zeros(2, 4, 4), atol=1e-12, rtol=0)

@@ -17,15 +17,13 @@ def factor(places: int) -> Tensor:
 
 def dense(root: Spatial) -> Tensor:
     """`R`, from the definition."""
-    places = root.inverse.shape[0]
-    channels, rest = divmod(root.size, places)
-    blocks = torch.kron(torch.eye(channels), root.inverse.mT.contiguous())
-    return root.std * torch.block_diag(blocks, torch.eye(rest))
+    blocks = torch.kron(torch.eye(root.channels), root.inverse.mT.contiguous())
+    return root.std * torch.block_diag(blocks, torch.eye(root.size - len(blocks)))
 
 
-@pytest.mark.parametrize(("places", "size"), [(4, 8), (4, 13), (9, 10), (1, 3)])
-def test_the_root_equals_the_dense_matrix(places: int, size: int) -> None:
-    root = Spatial(factor(places), 0.7, size)
+@pytest.mark.parametrize(("places", "size", "channels"), [(4, 8, 2), (4, 13, 3), (9, 10, 1), (1, 3, 3), (1, 3, 2)])
+def test_the_root_equals_the_dense_matrix(places: int, size: int, channels: int) -> None:
+    root = Spatial(factor(places), 0.7, size, channels)
     R = dense(root)
     w, variance = torch.randn(size, 5), torch.rand(size, 5)
     torch.testing.assert_close(root.apply(w), R @ w)
@@ -135,6 +133,25 @@ def test_weights_of_prior_draws_have_the_covariance_of_the_definition() -> None:
     torch.testing.assert_close(covariance, torch.eye(9) / 9, atol=0.004, rtol=0)
     fourth = (w[:, 0, 0].square() * w[:, 0, 1].square()).mean() * 81  # E[(L^-1)_00^2] = 1 + 2 / (p + 1)
     assert abs(float(fourth) - 1.4) < 0.05
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("learned", [True, False])
+@torch.no_grad()
+def test_the_bias_of_a_convolution_has_no_place_in_the_kernel(k: int, learned: bool) -> None:
+    """Its prior is `N(0, 1 / fan-in)` in every draw of `L`; that of kernels, and of a `Linear` layer's bias, is not."""
+    layer = vb.Conv2d(3, 2, k, prior=vb.SpatialIWPrior(), posterior=vb.MeanField())
+    prepared(layer)
+    K = layer.fan_in
+    R = layer.prior.root(layer, Draw(), learned=learned).apply(torch.eye(K))
+    assert torch.equal(R[-1], torch.eye(K)[-1] / math.sqrt(K))
+    assert bool(((R.diagonal()[:-1] * math.sqrt(K) - 1.0).abs() > 1e-6).all())
+
+    plain = vb.Linear(2, 1, prior=vb.SpatialIWPrior(), posterior=vb.MeanField())
+    prepared(plain)
+    R = plain.prior.root(plain, Draw(), learned=learned).apply(torch.eye(3))
+    assert torch.equal(R, R[0, 0] * torch.eye(3))
+    assert abs(float(R[0, 0]) * math.sqrt(3.0) - 1.0) > 1e-6
 
 
 def test_gradients_reach_all_hyperparameters() -> None:

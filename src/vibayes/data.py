@@ -133,8 +133,9 @@ def as_weights(values: Any, n: int, *, dtype: torch.dtype, device: torch.device 
 class Units(nn.Module):
     """The map between a user's units and the standardised ones a model works in.
 
-    Statistics are buffers, so they are saved with the model and stacked over replicas. A constant column is
-    mapped to zero, and said so once.
+    Statistics are per column, and per channel of images `[C, H, W]`. They are buffers of the shape of a row, so they
+    are saved with the model and stacked over replicas. A constant column or channel is mapped to zero, and said so
+    once.
 
     Args:
         standardize: `None`, `"inputs"`, `"targets"` or `"both"`.
@@ -198,17 +199,27 @@ class Units(nn.Module):
 
 
 def _statistics(rows: Tensor, what: str, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean and scale, of the shape of a row.
+
+    Those of images are alike at every place: statistics per pixel would blow up pixels at the border that hardly ever
+    change, and notice translations.
+    """
+    axes = (0, 2, 3) if rows.ndim == 4 else (0,)
     if weights is None:
-        mean, scale = rows.mean(0), rows.std(0, correction=0)
+        mean, scale = rows.mean(axes, keepdim=True), rows.std(axes, correction=0, keepdim=True)
     else:
         rows, weights = rows[weights > 0], weights[weights > 0]
-        share = (weights / weights.sum()).reshape(-1, *[1] * (rows.ndim - 1))
-        mean = (share * rows).sum(0)
-        scale = (share * (rows - mean).square()).sum(0).sqrt()
-    # rounding leaves a constant column with a tiny spread, and more of it in float32
+        share = weights.reshape(-1, *[1] * (rows.ndim - 1)).expand_as(rows[:, :1])
+        share = share / share.sum(axes, keepdim=True)
+        mean = (share * rows).sum(axes, keepdim=True)
+        scale = (share * (rows - mean).square()).sum(axes, keepdim=True).sqrt()
+    # rounding leaves a constant with a tiny scale, and a larger one in float32 and in sums over many places
+    low, high = rows.amin(axes, keepdim=True), rows.amax(axes, keepdim=True)
     spread = max(1e-12, 4 * torch.finfo(rows.dtype).eps)
-    constant = scale <= spread * rows.abs().amax(0).clamp_min(torch.finfo(rows.dtype).tiny)
+    constant = (low == high) | (scale <= spread * torch.maximum(-low, high))
     if bool(constant.any()):
-        columns = constant.flatten().nonzero().flatten().tolist()
-        logger.info("Constant %s column(s) %s: standardised to zero.", what, columns)
-    return torch.where(constant, rows[0], mean), torch.where(constant, torch.ones_like(scale), scale)
+        which = constant.flatten().nonzero().flatten().tolist()
+        kind = "channel" if rows.ndim == 4 else "column"
+        logger.info("Constant %s %s(s) %s: standardised to zero.", what, kind, which)
+    first = rows[:1]
+    return torch.where(constant, first, mean)[0], torch.where(constant, torch.ones_like(first), scale)[0]

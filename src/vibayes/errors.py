@@ -11,6 +11,7 @@ __all__ = [
     "ShapeError",
     "TrainingError",
     "VibayesError",
+    "kind_of",
 ]
 
 
@@ -40,3 +41,12 @@ class NotPositiveDefiniteError(VibayesError, ArithmeticError):
 
 class TrainingError(VibayesError, RuntimeError):
     """Training could not go on, and said why."""
+
+
+def kind_of(value: object) -> str:
+    """How a wrong argument is named in an error: a class given in place of an object is a frequent slip.
+
+    >>> kind_of(3), kind_of(ValueError)
+    ('int', 'the class ValueError; call it')
+    """
+    return f"the class {value.__name__}; call it" if isinstance(value, type) else type(value).__name__

@@ -32,15 +32,16 @@ class Spatial(Root):
     Args:
         inverse: `F^-1`, lower triangular, one row per place.
         std: the scale of the whole.
-        size: K; features beyond the last whole channel (the bias) have variance `std^2`.
+        size: K.
+        channels: how many there are; features beyond the last one (a convolution's bias) have variance `std^2`.
 
-    >>> root = Spatial(0.5 * torch.eye(2), 1.0, 5)
+    >>> root = Spatial(0.5 * torch.eye(2), 1.0, 5, 2)
     >>> root.apply(torch.ones(5, 1)).flatten().tolist()
     [0.5, 0.5, 0.5, 0.5, 1.0]
     """
 
-    def __init__(self, inverse: Float[Tensor, "places places"], std: float, size: int) -> None:
-        self.inverse, self.std, self.size = inverse, std, size
+    def __init__(self, inverse: Float[Tensor, "places places"], std: float, size: int, channels: int) -> None:
+        self.inverse, self.std, self.size, self.channels = inverse, std, size, channels
 
     @functools.cached_property
     def F(self) -> Float[Tensor, "places places"]:
@@ -49,9 +50,8 @@ class Spatial(Root):
 
     def _blocks(self, A: Tensor, x: Tensor) -> Tensor:
         """`(I (x) A) x`, with features beyond the last block as they are."""
-        places = A.shape[-1]
-        inside = self.size - self.size % places
-        mixed = (A @ x[:inside].reshape(-1, places, x.shape[-1])).reshape(inside, x.shape[-1])
+        inside = self.channels * A.shape[-1]
+        mixed = (A @ x[:inside].reshape(self.channels, -1, x.shape[-1])).reshape(inside, x.shape[-1])
         return mixed if inside == self.size else torch.cat([mixed, x[inside:]])
 
     def apply(self, v: Float[Tensor, "k p"]) -> Float[Tensor, "k p"]:
@@ -68,16 +68,13 @@ class Spatial(Root):
 
     def expected_square(self, variance: Float[Tensor, "k p"]) -> Float[Tensor, ""]:
         """`sum_k variance_k (I (x) F F^T)_kk / std^2`."""
-        places = self.F.shape[-1]
-        channels, rest = divmod(self.size, places)
-        diagonal = self.F.square().sum(-1).repeat(channels)  # of F F^T
-        diagonal = torch.cat([diagonal, torch.ones_like(diagonal[:rest])]) if rest else diagonal
+        diagonal = self.F.square().sum(-1).repeat(self.channels)  # of F F^T
+        diagonal = torch.cat([diagonal, diagonal.new_ones(self.size - len(diagonal))])
         return (diagonal @ variance).sum() / self.std**2
 
     def log_det(self) -> Tensor:
         """`K log std - channels log |F|`."""
-        channels = self.size // self.inverse.shape[-1]
-        return self.size * math.log(self.std) + 0.5 * channels * linalg.logdet_factor(self.inverse)
+        return self.size * math.log(self.std) + 0.5 * self.channels * linalg.logdet_factor(self.inverse)
 
 
 class SpatialIWPrior(Prior):
@@ -90,7 +87,8 @@ class SpatialIWPrior(Prior):
 
     and `Psi`, positive semi-definite, and `delta > 0` learned (thesis, Eq. `gi:IWPrior`, where `nu_{l-1}` must be read
     as `p`: else the prior would be improper for few channels). `E_p[L^-1] = I`. The bias of a convolution has no place
-    in the kernel, and variance `1 / fan-in`. `KL(q(L) || p(L))` is part of the bound.
+    in the kernel, and variance `1 / fan-in`; that of `Linear` is one more channel. `KL(q(L) || p(L))` is part of the
+    bound.
 
     >>> import vibayes as vb
     >>> layer = vb.Conv2d(3, 8, 3, prior=SpatialIWPrior(), posterior=vb.MeanField())
@@ -135,7 +133,8 @@ class SpatialIWPrior(Prior):
         return root
 
     def _spatial(self, layer: "WeightLayer", inverse: Tensor) -> Spatial:
-        return Spatial(inverse, 1.0 / math.sqrt(layer.fan_in), layer.fan_in)
+        channels = getattr(layer, "in_channels", layer.fan_in)  # each weight of `Linear` is one, its bias among them
+        return Spatial(inverse, 1.0 / math.sqrt(layer.fan_in), layer.fan_in, channels)
 
 
 def _identity(like: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -2,14 +2,13 @@
 
 import copy
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.draw import Draw
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.errors import ConfigurationError, ShapeError, kind_of
 from vibayes.layers.base import Layer
 from vibayes.posteriors.base import Diagonal, Gaussian, Posterior, Site
 from vibayes.posteriors.global_inducing import GlobalInducing
@@ -35,7 +34,7 @@ class WeightLayer(Layer):
     ) -> None:
         super().__init__(in_features, out_features, GlobalInducing() if posterior is None else posterior)
         if prior is not None and not isinstance(prior, Prior):
-            raise ConfigurationError(f"prior must be a prior of weights such as NealPrior(), got {_named(prior)}.")
+            raise ConfigurationError(f"prior must be a prior of weights such as NealPrior(), got {kind_of(prior)}.")
         if self.posterior.rotates:
             raise ConfigurationError(
                 f"{type(self.posterior).__name__} is a posterior of GP layers. Layers of weights take GlobalInducing, "
@@ -66,10 +65,6 @@ class WeightLayer(Layer):
     def values_apart(self, rows: Tensor, q: Diagonal, draw: Draw) -> Tensor | None:
         """Values drawn with noise of its own in every row, where `moments` would not make a draw; else None."""
         return None
-
-    def value_shape(self, rows: Tensor) -> tuple[int, ...]:
-        """The shape of one row of the values."""
-        return (self.out_features,)
 
     def bind(self, name: str, n_inducing: int = 0, is_output: bool = False) -> None:
         """Take a name in a model and create all parameters."""
@@ -135,11 +130,6 @@ class WeightLayer(Layer):
                 "which are inducing rows. Keep the first axis as it is, or give the layer a MeanField posterior."
             )
         return rows[: draw.n_inducing]
-
-
-def _named(value: Any) -> str:
-    """How a wrong argument is named in an error: a class given in place of an object is a frequent slip."""
-    return f"the class {value.__name__}; call it" if isinstance(value, type) else type(value).__name__
 
 
 def with_ones(x: Float[Tensor, "n d"], bias: bool) -> Float[Tensor, "n k"]:

@@ -95,21 +95,24 @@ def test_independent_rows() -> None:
     draw = Draw(noise={"gp.rows": noise})
     rows = draw.gaussian_rows("gp", mean, variance, None)
     torch.testing.assert_close(rows, mean + variance.sqrt() * noise)
-    assert draw.output is not None
-    assert draw.output.rows is rows
-    assert torch.equal(draw.output.mean, mean)
+    assert draw.output is None
 
 
 def test_the_output_layer_is_left_at_its_mean_when_integrated() -> None:
     mean, variance = torch.randn(4, 2), torch.rand(4, 2)
-    assert torch.equal(Draw(output="gp").gaussian_rows("gp", mean, variance, None), mean)
+    draw = Draw(output="gp")
+    rows = draw.gaussian_rows("gp", mean, variance, None)
+    assert torch.equal(rows, mean)
+    assert draw.output is not None
+    assert draw.output.rows is rows
+    assert torch.equal(draw.output.variance, variance)
     drawn = Draw(output="gp", marginal=False).gaussian_rows("gp", mean, variance, None)
     assert not torch.equal(drawn, mean)
 
 
 def test_inducing_rows_come_first_and_are_no_output() -> None:
     inducing, mean, variance = torch.randn(3, 2), torch.randn(4, 2), torch.rand(4, 2)
-    draw = Draw(n_inducing=3)
+    draw = Draw(n_inducing=3, output="gp")
     rows = draw.gaussian_rows("gp", mean, variance, None, inducing)
     assert rows.shape == (7, 2)
     assert torch.equal(rows[:3], inducing)
@@ -119,7 +122,7 @@ def test_inducing_rows_come_first_and_are_no_output() -> None:
 
 def test_inducing_rows_that_went_through_like_data_are_no_output() -> None:
     mean, variance, covariance = torch.randn(7, 2), torch.rand(7, 2), torch.eye(7).expand(2, 7, 7)
-    draw = Draw(n_inducing=3)
+    draw = Draw(n_inducing=3, output="gp")
     rows = draw.gaussian_rows("gp", mean, variance, covariance)
     assert rows.shape == (7, 2)
     assert draw.output is not None

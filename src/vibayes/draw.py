@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from vibayes import linalg
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, NotPositiveDefiniteError
 from vibayes.gamma import NOISE_PER_GAMMA, gamma_from_normals
 
-__all__ = ["Draw", "Output", "current_draw", "fits"]
+__all__ = ["Draw", "Output", "current_draw", "fits", "not_positive_definite"]
 
 # A threading.local compiles with torch.compile and is safe with threads; a ContextVar or a global is not.
 _local = threading.local()
@@ -25,7 +25,7 @@ _local = threading.local()
 
 @dataclass(frozen=True)
 class Output:
-    """The rows a Bayesian layer returned and, where they are Gaussian given the draw, their moments.
+    """The rows that a network's last layer returned, where they are Gaussian given the draw, and their moments.
 
     Attributes:
         rows: what the layer returned, inducing rows first.
@@ -53,7 +53,7 @@ class Draw:
         zero: a zero that belongs to this draw under `vmap`; added to a value, it ties the value to the draw.
         joint: draw data rows jointly (function draws) instead of independently given the inducing rows.
         marginal: let layers integrate in closed form what they can, and report the moments of the output.
-        output: name of the layer whose rows are the network's output, where that is known beforehand.
+        output: name of the layer whose rows are the network's output, with nothing done to them.
         noise: prepared noise by name; fresh noise is drawn where None.
         coarse: noise may have the resolution of float32, which is drawn several times faster on a CPU.
         initializing: layers set themselves up from the rows they see.
@@ -88,6 +88,7 @@ class Draw:
         self.log_ratios: dict[str, Tensor] = {}
         self.failures: dict[str, Tensor] = {}
         self.imagined: dict[int, int] = {}
+        self.rotated: list[Tensor] = []  # rows of which only distances and inner products have a meaning
         self.output: Output | None = None
         self._noise = noise
 
@@ -127,16 +128,18 @@ class Draw:
     def cholesky(self, site: str, K: Tensor, *, jitter: bool = True) -> Tensor:
         """Cholesky factor with the draw's jitter; a failure is noted under the layer's name."""
         L, info = linalg.cholesky(K, self.jitter if jitter else 0.0)
-        self._note(site, info)
+        self._note(site, K, info)
         return L
 
     def factor(self, site: str, K: Tensor, *, jitter: bool = True) -> linalg.Factor:
         """Like `cholesky`, for a matrix with which many systems are solved."""
         factor, info = linalg.factor(K, self.jitter if jitter else 0.0)
-        self._note(site, info)
+        self._note(site, K, info)
         return factor
 
-    def _note(self, site: str, info: Tensor) -> None:
+    def _note(self, site: str, K: Tensor, info: Tensor) -> None:
+        if self.initializing and bool((info != 0).any()):  # what comes of it would be NaN everywhere
+            raise not_positive_definite(site, K, K.dtype, self.jitter)
         self.failures[site] = self.failures[site] + info if site in self.failures else info
 
     def gaussian_rows(
@@ -153,7 +156,8 @@ class Draw:
         instead. The rows of the network's output are left at their mean when their moments will be integrated by the
         likelihood.
         """
-        if self.marginal and site == self.output_layer:
+        integrated = self.marginal and site == self.output_layer
+        if integrated:
             drawn = mean
         elif covariance is not None:
             root = self.joint_root(covariance)  # [P, N, N]
@@ -162,7 +166,7 @@ class Draw:
         else:
             drawn = torch.addcmul(mean, variance.sqrt(), self.randn(f"{site}.rows", *mean.shape, like=mean))
         rows = drawn if inducing is None else torch.cat([inducing, drawn])
-        if self.marginal:
+        if integrated:
             variance = variance.expand_as(mean)
             if inducing is None and self.n_inducing:  # they went through like data, and are no part of the output
                 n = self.n_inducing
@@ -201,6 +205,18 @@ def current_draw(layer: str) -> Draw:
             "sample_functions."
         )
     return draw
+
+
+def not_positive_definite(
+    site: str, rows: Tensor | None, dtype: torch.dtype, jitter: float | Tensor
+) -> NotPositiveDefiniteError:
+    """The error of a kernel matrix, of as many inducing points as there are rows, that could not be factorized."""
+    size = "" if rows is None else f"[{len(rows)}, {len(rows)}], "
+    return NotPositiveDefiniteError(
+        f"The kernel matrix of the inducing points of layer {site!r} ({size}{dtype}, relative jitter "
+        f"{float(jitter):.1g}) is not positive definite to rounding. Use fewer inducing points, a larger "
+        "model.jitter, or float64: model.double()."
+    )
 
 
 def fits(rows: Tensor, in_features: int) -> bool:

@@ -8,17 +8,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vibayes.bound import Bound
-from vibayes.data import as_rows, check_count
+from vibayes.data import check_count
 from vibayes.describe import describe_model
-from vibayes.draw import Draw
-from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
+from vibayes.draw import Draw, not_positive_definite
+from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inspection import LayerFunction, layer_functions
-from vibayes.layers.base import Layer, refuse_batch_statistics
+from vibayes.layers.base import Layer
 from vibayes.likelihoods import Likelihood
+from vibayes.modes import evaluating, keeping_averages
 from vibayes.posteriors.natural import NaturalSites, natural_targets
 from vibayes.prediction import Prediction
 from vibayes.rotations import check_rotations
-from vibayes.starts import checking_features, latent_targets, some_rows
+from vibayes.starts import catching_rows, checking_features, inducing_rows, latent_targets, some_rows
+from vibayes.survey import Survey, ends, survey
 from vibayes.trainable import Batch, TrainableModel
 
 __all__ = ["Model"]
@@ -47,6 +49,8 @@ class Model(TrainableModel):
     torch.Size([50])
     """
 
+    _survey = Survey()  # models saved before there were surveys have none of their own
+
     def __init__(
         self,
         network: nn.Module,
@@ -65,46 +69,31 @@ class Model(TrainableModel):
                 "The network has no Bayesian layer, so there is nothing to infer. Use vibayes layers such as Linear or "
                 "GP inside it, or turn it into a Bayesian one with vibayes.bayesianize(network)."
             )
-        self.inducing: nn.Parameter | None = None
-        self._width: int | None = None
-        first, last = self._ends()
+        first, last = ends(self.network)
         if isinstance(first, Layer):
             self.row_shape = first.row_shape
-        if isinstance(last, Layer):
-            self._width = last.out_features
-        if inducing is not None and not any(layer.posterior.takes_inducing for _, layer in layers):
-            raise ConfigurationError(
-                "inducing= gives inputs that all layers share, but no layer of this network uses them: posteriors such "
-                "as MeanField need none, and LocalInducing has inducing inputs of its own. Leave it out, or give them "
-                "to the layer: LocalInducing(len(z), inputs=z)."
-            )
-        if inducing is not None:
-            rows = as_rows(inducing, "inducing")
-            self._given_inducing = rows.clone()
-            self.inducing = nn.Parameter(rows.clone())
-            self.row_shape = tuple(rows.shape[1:])
-        wanted = first.row_shape if isinstance(first, Layer) else None
-        if self.inducing is not None and wanted is not None and self.row_shape != wanted:
-            raise ShapeError(
-                f"inducing must have rows of width {first.in_features}, as the network's first layer takes them; got "
-                f"rows of shape {list(self.inducing.shape[1:])}."
-            )
-        for module in network.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.register_forward_pre_hook(refuse_batch_statistics)
+        given = None if inducing is None else nn.Parameter(inducing_rows(inducing, network, first))
+        self.inducing = given
+        if given is not None:
+            self._given_inducing, self.row_shape = given.detach().clone(), tuple(given.shape[1:])
+        # until rows have shown what the network does, its last module is taken for the last layer
+        self._survey = Survey(next((name for name, layer in layers if layer is last), None))
+        if given is not None:
+            self._survey = survey(network, dict(layers), given) or self._survey
+        self._width = dict(layers)[self._survey.output].out_features if self._survey.output else None
         bound: list[Layer] = []
         try:
             for name, layer in layers:
-                layer.bind(name, 0 if self.inducing is None else len(self.inducing), layer is last)
+                layer.bind(name, 0 if given is None else len(given), name == self._survey.output)
                 bound.append(layer)
             self._finish()
-            if self.inducing is not None:
-                self._dry_pass(self.inducing)
+            if given is not None:
+                self._dry_pass(given)
                 self._finish()
-            check_rotations(network, self.inducing)
+            check_rotations(network, given)
         except Exception:
             for layer in bound:  # a model that could not be built keeps no layers
-                layer.name = None
+                layer.unbind()
             raise
         # where the last layer's posterior is moved by natural gradients, the path of what it moves
         self._sites = next((path for path, m in self.named_modules() if isinstance(m, NaturalSites)), None)
@@ -118,13 +107,8 @@ class Model(TrainableModel):
         places = {p.device for p in self.parameters() if p.device.type != "cpu"}
         if places:  # a network that came on a GPU takes what was made for it along
             self.to(places.pop())
-        modes = {module: module.training for module in self.network.modules()}
-        self.network.eval()  # averages of BatchNorm are not for rows in user units
-        try:
+        with evaluating(self.network):  # averages of BatchNorm are not for rows in user units
             self._pass(inducing[:1], Draw(n_inducing=len(inducing), jitter=self.jitter, dry=True))
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
         waiting = [name for name, layer in self.layers.items() if layer.waits is not None]
         if waiting:
             raise ConfigurationError(
@@ -136,14 +120,10 @@ class Model(TrainableModel):
         """The Bayesian layers by name, in the order they stand in the network."""
         return {m.name: m for m in self.network.modules() if isinstance(m, Layer) and m.name is not None}
 
-    def _ends(self) -> tuple[nn.Module, nn.Module]:
-        """The first and last module of the network, looking into `nn.Sequential`."""
-        first, last = self.network, self.network
-        while type(first) is nn.Sequential and len(first) > 0:  # a subclass may do more, such as a skip connection
-            first = first[0]
-        while type(last) is nn.Sequential and len(last) > 0:
-            last = last[-1]
-        return first, last
+    @property
+    def output_layer(self) -> Layer | None:
+        """The layer whose rows are the network's output, with nothing done to them, where there is one."""
+        return self.layers.get(self._survey.output or "")
 
     @property
     def n_targets(self) -> int | None:
@@ -153,24 +133,42 @@ class Model(TrainableModel):
     @property
     def draws_differ(self) -> bool:
         """Whether one draw's output differs from the next one's, or all is integrated in closed form."""
-        last = self._ends()[1]
+        last = self.output_layer
         closed = all(m.deterministic or (m is last and m.closed_form) for m in self.layers.values())
         return not closed or self.likelihood.n_latent_noise > 0
+
+    def _meet(self, rows: Tensor) -> None:
+        """See by the first rows what the network does around its layers, where no inducing inputs have shown it."""
+        if not self._survey.seen:
+            self._survey = survey(self.network, self.layers, rows) or self._survey
 
     # -- one draw -----------------------------------------------------------------------------------------------
 
     def _pass(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Send data rows through the network in one draw: mean, variance and covariance of the output rows."""
+        self._survey.check_modes(self.network)
         rows = x if self.inducing is None else torch.cat([self.inducing, x])
+        if self._survey.in_place and self.inducing is None:
+            rows = x.clone()
         draw.n_rows = len(rows)
         with draw:
             out = self.network(rows)
+        if not isinstance(out, Tensor):
+            raise ShapeError(
+                f"The network must return one tensor, rows [N, F]; it returned a {type(out).__name__}. Wrap it in a "
+                "module that returns what the likelihood is to see."
+            )
         if out.ndim != 2:
             raise ShapeError(
                 f"The network must return rows [N, F]; it returned shape {list(out.shape)}. Flatten its output."
             )
         output = draw.output
-        if output is not None and out is output.rows:
+        if output is not None:
+            if out is not output.rows:
+                raise ConfigurationError(
+                    f"The network gave the rows of layer {self._survey.output!r} as its output before, and now gives "
+                    "others. Let its forward do the same in every pass, without hooks that change what it returns."
+                )
             return output.mean, output.variance, output.covariance
         return out[draw.n_inducing :], None, None
 
@@ -185,8 +183,6 @@ class Model(TrainableModel):
         coarse: bool = False,
     ) -> Any:
         """Evaluate a function of one draw for `n_samples` draws; results gain a leading axis of draws."""
-        last = self._ends()[1]
-        output = last.name if isinstance(last, Layer) else None
 
         def one(zero: Tensor, prepared: Mapping[str, Tensor] | None) -> Any:
             draw = Draw(
@@ -195,7 +191,7 @@ class Model(TrainableModel):
                 zero=zero,
                 joint=joint,
                 marginal=marginal,
-                output=output,
+                output=self._survey.output,
                 noise=prepared,
                 coarse=coarse,
             )
@@ -257,14 +253,15 @@ class Model(TrainableModel):
             f, _, _ = self._pass(batch.x, draw)
             return self.likelihood.log_prob(f, batch.y).sum() + draw.log_ratio()
 
-        weights: Tensor = self._draws(weight, n_samples, joint=True, marginal=False)
+        with evaluating(self.network):
+            weights: Tensor = self._draws(weight, n_samples, joint=True, marginal=False)
         return weights
 
     # -- starting values ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _start(self, batch: Batch) -> None:
-        first, last = self._ends()
+        first, _ = ends(self.network)
         if self.inducing is not None:
             self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing)))
         if isinstance(first, Layer):
@@ -276,7 +273,8 @@ class Model(TrainableModel):
             zero=self.jitter.new_zeros(()),
             initializing=True,
         )
-        with checking_features(next(iter(self.layers.values())), first, x):
+        entry, last = next(iter(self.layers.values())), self.output_layer
+        with keeping_averages(self.network), checking_features(entry, first, x), catching_rows(last) as caught:
             mean, _, _ = self._pass(x, draw)
         self._width = mean.shape[1]
         expected = self.likelihood.latent_features(batch.y.shape[1] if batch.y.ndim == 2 else int(batch.y.max()) + 1)
@@ -285,9 +283,10 @@ class Model(TrainableModel):
                 f"The network has {mean.shape[1]} outputs, but {type(self.likelihood).__name__} with these targets "
                 f"needs {expected}. Change out_features of the last layer."
             )
-        if self.inducing is not None and isinstance(last, Layer):
+        if self.inducing is not None and last is not None:
             nearest = torch.cdist(self.inducing.flatten(1), x.flatten(1)).argmin(1)
-            last.posterior.initialize_targets(latent_targets(y[nearest], self.likelihood.kind, mean.shape[1]))
+            targets = latent_targets(y[nearest], self.likelihood.kind, mean.shape[1])
+            last.posterior.initialize_targets(targets - last.offset(caught[0][: len(nearest)]))
 
     # -- predictions --------------------------------------------------------------------------------------------
 
@@ -316,7 +315,8 @@ class Model(TrainableModel):
             draws = n_samples if self.draws_differ else 1
             wide = max(1, rows[0].numel() // 100)  # images take more room than rows of a table
             batch_size = len(rows) if joint else max(1, _ROWS_PER_PASS // draws // wide)
-        parts = [self._predict_rows(part, n_samples, joint) for part in torch.split(rows, batch_size)]
+        with evaluating(self.network):
+            parts = [self._predict_rows(part, n_samples, joint) for part in torch.split(rows, batch_size)]
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 
     def _predict_rows(self, rows: Tensor, n_samples: int, joint: bool) -> Prediction:
@@ -339,12 +339,7 @@ class Model(TrainableModel):
             if bool((info != 0).any()):
                 layer = self.layers.get(site)
                 inputs = self.inducing if layer is None or not layer.posterior.local else layer.posterior.inputs
-                size = "" if inputs is None else f"[{len(inputs)}, {len(inputs)}], "
-                raise NotPositiveDefiniteError(
-                    f"The kernel matrix of the inducing points of layer {site!r} ({size}{self.dtype}, relative jitter "
-                    f"{float(self.jitter):.1g}) is not positive definite to rounding. Use fewer inducing points, a "
-                    "larger model.jitter, or float64: model.double()."
-                )
+                raise not_positive_definite(site, inputs, self.dtype, self.jitter)
 
     def describe(self) -> str:
         """The layers with their kernels and hyperparameters, the likelihood, and sizes, as text.
@@ -374,7 +369,8 @@ class Model(TrainableModel):
             return self._pass(rows, draw)[0], draw.failures
 
         drawn: Tensor
-        drawn, failures = self._draws(function, n, joint=True, marginal=False)
+        with evaluating(self.network):
+            drawn, failures = self._draws(function, n, joint=True, marginal=False)
         self._check_factorizations(failures)
         if self.likelihood.kind == "regression":  # the functions of targets; those of their noise come after
             drawn = self.units.outputs(drawn[..., : self.likelihood.n_targets(drawn.shape[-1])])
@@ -391,9 +387,9 @@ class Model(TrainableModel):
         Args:
             x: inputs `[N, ...]`, in user units.
             n: how many draws.
-            grids: for chosen layers, rows `[G, D]` at which to take their functions instead of at what the layers below
-                make of `x`: the first layer's own function, the second one's, and so on. They are as the layer receives
-                its rows, in the units the model works in.
+            grids: for chosen layers, rows `[G, D]` (images `[G, C, H, W]` for `Conv2d`) at which to take their
+                functions instead of at what the layers below make of `x`: the first layer's own function, the second
+                one's, and so on. They are as the layer receives its rows, in the units the model works in.
 
         Returns:
             For every layer by name a `LayerFunction`: `inputs` and `draws` `[n, N, P]`, `mean`, `variance`. Rows are
@@ -408,7 +404,8 @@ class Model(TrainableModel):
         >>> inside["0"].draws.shape, inside["1"].variance.shape
         (torch.Size([20, 5, 1]), torch.Size([7, 1]))
         """
-        return layer_functions(self, x, n, grids)
+        with evaluating(self.network):
+            return layer_functions(self, x, n, grids)
 
 
 def _mixture_covariance(means: Tensor, covariances: Tensor | None) -> Tensor:

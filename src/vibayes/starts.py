@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vibayes.data import as_rows
+from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.kernels.deep import check_features
 from vibayes.layers.base import Layer
+from vibayes.layers.batch_norm import BatchNorm
 from vibayes.trainable import Batch
 
-__all__ = ["checking_features", "latent_targets", "some_rows"]
+__all__ = ["catching_rows", "checking_features", "inducing_rows", "latent_targets", "some_rows"]
 
 # How many training rows data-dependent starts look at.
 _START_ROWS = 20_000
@@ -25,6 +29,28 @@ def some_rows(batch: Batch) -> tuple[Tensor, Tensor]:
     return x[chosen], y[chosen]
 
 
+def inducing_rows(inducing: Any, network: nn.Module, first: nn.Module) -> Tensor:
+    """Global inducing inputs as rows, where a network that begins with this module has a use for them."""
+    users = [m for m in network.modules() if isinstance(m, BatchNorm) or _takes_inducing(m)]
+    if not users:
+        raise ConfigurationError(
+            "inducing= gives inputs that all layers share, but no layer of this network uses them: posteriors such as "
+            "MeanField need none, and LocalInducing has inducing inputs of its own. Leave it out, or give them to the "
+            "layer: LocalInducing(len(z), inputs=z)."
+        )
+    rows = as_rows(inducing, "inducing").clone()
+    if isinstance(first, Layer) and first.row_shape is not None and tuple(rows.shape[1:]) != first.row_shape:
+        raise ShapeError(
+            f"inducing must have rows of width {first.in_features}, as the network's first layer takes them; got rows "
+            f"of shape {list(rows.shape[1:])}."
+        )
+    return rows
+
+
+def _takes_inducing(module: nn.Module) -> bool:
+    return isinstance(module, Layer) and module.posterior.takes_inducing
+
+
 @contextmanager
 def checking_features(entry: Layer, first: nn.Module, x: Tensor) -> Iterator[None]:
     """Refuse what a plain network in front of the first Bayesian layer makes of the rows, where it is of no use."""
@@ -35,6 +61,18 @@ def checking_features(entry: Layer, first: nn.Module, x: Tensor) -> Iterator[Non
     hook = None if entry is first else entry.register_forward_pre_hook(check)
     try:
         yield
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+@contextmanager
+def catching_rows(layer: Layer | None) -> Iterator[list[Tensor]]:
+    """The rows that come into a layer, once a pass has been made."""
+    caught: list[Tensor] = []
+    hook = None if layer is None else layer.register_forward_pre_hook(lambda _, arguments: caught.extend(arguments))
+    try:
+        yield caught
     finally:
         if hook is not None:
             hook.remove()

@@ -116,6 +116,10 @@ class TrainableModel(nn.Module, ABC):
     def _start(self, batch: Batch) -> None:
         """Set data-dependent starting values from prepared training data."""
 
+    def _meet(self, rows: Tensor) -> None:
+        """Look at rows that came in, checked, before anything is made of them."""
+        return
+
     @property
     def n_targets(self) -> int | None:
         """How many targets (classes) the model is built for, where it is known."""
@@ -129,6 +133,7 @@ class TrainableModel(nn.Module, ABC):
         """Inputs checked, cast and in the model's units."""
         self._check_units()
         rows = as_rows(x, what, shape=self.row_shape, dtype=self.dtype, device=self.device)
+        self._meet(rows)
         return self.units.inputs(rows)
 
     def _check(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -145,6 +150,7 @@ class TrainableModel(nn.Module, ABC):
         if targets.is_floating_point() and targets.dtype != self.dtype:
             targets = targets.to(self.dtype)
             check_finite(targets, f"y in {self.dtype}")  # a large float64 number overflows in float32
+        self._meet(rows)
         return rows, targets
 
     def _check_units(self) -> None:
@@ -172,14 +178,24 @@ class TrainableModel(nn.Module, ABC):
             weights = as_weights(weights, len(rows), dtype=self.dtype, device=self.device)
             if not bool((weights > 0).any()):
                 raise DataError("Every weight is zero; at least one row must count.")
+        before = (self.row_shape, self.target_axes.clone(), self.units.state_dict(keep_vars=False))
         self.row_shape = tuple(rows.shape[1:])
         self.target_axes.fill_(2 if as_tensor(y, "y").ndim == 2 else 1)
-        self.units.learn(rows, targets, weights)
-        self._start(Batch(self.units.inputs(rows), self.units.targets(targets)))
+        try:
+            self.units.learn(rows, targets, weights)
+            self._start(Batch(self.units.inputs(rows), self.units.targets(targets)))
+        except BaseException:  # data that do not fit leave no trace of their shapes and units
+            self.row_shape = before[0]
+            self.target_axes.copy_(before[1])
+            self.units.load_state_dict(before[2])
+            raise
         self.ready.fill_(True)
 
     def elbo(self, x: Any, y: Any, n_samples: int = 10, n_data: int | None = None, kl_weight: float = 1.0) -> Elbo:
         """The evidence lower bound for these data, differentiable.
+
+        Plain torch modules such as `nn.BatchNorm1d` and `nn.Dropout` behave as the model's mode says, as in a loop of
+        your own: `model.eval()` first for the bound of a trained model. (Predictions are always made in that mode.)
 
         Args:
             x: inputs `[N, ...]`.

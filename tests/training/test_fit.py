@@ -262,6 +262,36 @@ def test_adam_stops_by_itself() -> None:
     assert history.lr[-1] == pytest.approx(0.1 * history.lr[0])
 
 
+def test_adam_does_not_stop_while_the_weight_of_the_kl_rises() -> None:
+    x = torch.linspace(-2, 2, 20)[:, None]
+    last = vb.Linear(5, 1, posterior=vb.MeanField())
+    network = torch.nn.Sequential(vb.Linear(1, 5, posterior=vb.MeanField()), torch.nn.Tanh(), last)
+    rise = vb.schedules.linear(0.0, 1.0, 1_500)
+    options = {"kl_weight": rise, "n_samples": 2, "log_every": 10, "tolerance": 1e-2, "progress": False}
+    history = vb.fit(vb.Model(network, vb.Gaussian(0.1)), (x, torch.sin(2 * x[:, 0])), **options)
+    assert history.stopped == "the smoothed bound no longer rose"
+    assert history.step[-1] > 1_500
+
+
+def test_a_run_that_never_was_well_is_an_error() -> None:
+    x = torch.randn(10, 2)
+    model = vb.Model(vb.Linear(2, 1, posterior=vb.MeanField()), vb.Gaussian(0.1))
+    model.initialize(x, x[:, 0])
+    with torch.no_grad():
+        model.likelihood.noise.raw.fill_(float("nan"))
+    with pytest.raises(vb.TrainingError, match="not finite"):
+        vb.fit(model, (x, x[:, 0]), steps=100, progress=False)
+
+
+@pytest.mark.parametrize("name", ["kl_weight", "lr_schedule"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), lambda step: 1.0 - step])
+def test_schedules_must_not_be_negative(name: str, value: object) -> None:
+    x = torch.randn(10, 2)
+    model = vb.Model(vb.Linear(2, 1, posterior=vb.MeanField()), vb.Gaussian(0.1))
+    with pytest.raises(vb.ConfigurationError, match=f"{name} must not be negative"):
+        vb.fit(model, (x, x[:, 0]), steps=10, progress=False, **{name: value})
+
+
 def test_adam_goes_on_while_the_bound_rises() -> None:
     history = fit(svgp(), None, tolerance=1e-6, log_every=2, max_steps=80)
     assert history.stopped.startswith("reached max_steps=80")

@@ -183,6 +183,20 @@ def test_a_diverging_replica_disturbs_no_other(caplog: pytest.LogCaptureFixture)
     assert float(models[0].jitter) == pytest.approx(1e-6)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, None])
+def test_a_model_that_fails_for_good_leaves_the_others_to_be_trained(chunk: int | None) -> None:
+    x = torch.randn(20, 2)
+    models = [vb.Model(vb.GP(1, kernel=vb.SquaredExponential(2)), vb.Gaussian(0.1), inducing=x[:5]) for _ in range(2)]
+    for model in models:
+        model.initialize(x, x[:, 0])
+    with torch.no_grad():
+        models[0].likelihood.noise.raw.fill_(float("nan"))
+    histories = vb.fit_many(models, [(x, x[:, 0])] * 2, steps=400, log_every=20, chunk=chunk, progress=False)
+    assert histories[0].stopped.startswith("gave up")
+    assert histories[1].stopped == "ran the 400 steps asked for"
+    assert histories[1].elbo[-1] > histories[1].elbo[0]
+
+
 def test_replicas_stop_by_themselves() -> None:
     sets = [data(0, 20), data(1, 20)]
     models = [regression_model(0), regression_model(1)]

@@ -1,11 +1,13 @@
 """Identity 18: a run killed at any step and resumed ends in the same parameters, bit for bit, on CPU."""
 
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -205,17 +207,46 @@ def test_an_unwritable_place_is_refused_before_training(tmp_path: Path) -> None:
         vb.fit(model, data, steps=10, progress=False, checkpoint=tmp_path)
 
 
-def test_a_full_disk_does_not_cost_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("vibayes.training.checkpoint.save_state", full)
+def test_a_full_disk_does_not_cost_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     model, data = model_and_data()
-    history = vb.fit(model, data, steps=10, progress=False, checkpoint=tmp_path / "state")
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))  # no file may become larger than this
+        history = vb.fit(model, data, steps=10, progress=False, checkpoint=tmp_path / "state")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert history.stopped == "ran the 10 steps asked for"
-    assert "No space left" in caplog.text
+    assert "could not be written" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"kernel": vb.Matern52}),
+        ({}, {"learn": False}),
+        ({}, {"kl_weight": 0.01}),
+        ({"kl_weight": vb.schedules.linear(0.0, 1.0, 5)}, {}),
+        ({}, {"lr_schedule": vb.schedules.piecewise([3], [1.0, 0.1])}),
+        ({"weight_decay": 0.1}, {}),
+        ({"natural_rate": 0.5}, {}),
+        ({"augment": torch.nn.Identity()}, {}),
+    ],
+)
+def test_a_checkpoint_of_another_model_or_other_options_is_refused(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    x = torch.randn(20, 2)
+
+    def train(kernel: type[vb.Kernel] = vb.SquaredExponential, learn: bool = True, **options: Any) -> None:
+        gp = vb.GP(1, kernel=kernel(2), posterior=vb.LocalInducing(5))
+        model = vb.Model(gp, vb.Gaussian(0.1, learn=learn))
+        vb.fit(model, (x, x[:, 0]), steps=3, checkpoint=tmp_path / "state", progress=False, **options)
+
+    train(**first)
+    train(**first)
+    with pytest.raises(vb.ConfigurationError, match="belongs to another run"):
+        train(**second)
 
 
 def test_state_round_trip(tmp_path: Path) -> None:

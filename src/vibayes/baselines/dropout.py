@@ -37,6 +37,10 @@ class Dropout(Layer):
         # standard normal noise below this keeps a value: noise of a draw is normal
         self.threshold = float(torch.special.ndtri(torch.tensor(1.0 - p, dtype=torch.float64)))
 
+    def value_shape(self, rows: Tensor) -> tuple[int, ...]:
+        """That of a row that comes in."""
+        return tuple(rows.shape[1:])
+
     def forward(self, rows: Tensor) -> Tensor:
         """Drop values at random."""
         draw, name = self.draw()

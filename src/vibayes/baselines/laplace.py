@@ -50,7 +50,7 @@ class LastLayerLaplace:
     def __init__(self, model: Model, data: tuple[Any, Any], prior_precision: float | None = None) -> None:
         layers = list(model.layers.values())
         last = layers[-1] if layers else None
-        if not isinstance(last, Linear) or not isinstance(last.posterior, Point) or model._ends()[1] is not last:
+        if not isinstance(last, Linear) or not isinstance(last.posterior, Point) or model.output_layer is not last:
             raise ConfigurationError(
                 "A last-layer Laplace approximation needs a network that ends in Linear(..., posterior=Point())."
             )

@@ -2,8 +2,6 @@
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 
 from vibayes.errors import ConfigurationError, DataError, ShapeError
 from vibayes.kernels.base import Kernel
+from vibayes.modes import evaluating
 
 __all__ = ["DeepKernel", "check_features", "lipschitz_bound", "spectral_normalize"]
 
@@ -56,7 +55,7 @@ class DeepKernel(Kernel):
         """Find a wrong width when the kernel is built, not in the middle of training."""
         like = next(iter(self.network.parameters()), torch.zeros(()))
         rows = torch.zeros(2, self.in_features, dtype=like.dtype, device=like.device)
-        with _evaluating(self.network):
+        with evaluating(self.network):
             try:
                 self.features(rows)
             except RuntimeError as error:
@@ -102,18 +101,6 @@ def _first_width(network: nn.Module) -> int:
         "The width of the inputs cannot be read off the network; give DeepKernel(network, kernel, in_features=...). "
         "Rows of images are flat: begin the network with nn.Unflatten(1, (channels, height, width))."
     )
-
-
-@contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Run a network without touching its running averages."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @torch.no_grad()

@@ -2,14 +2,13 @@
 
 import copy
 
-import torch
 from torch import Tensor, nn
 
 from vibayes.draw import Draw, current_draw
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, kind_of
 from vibayes.posteriors.base import Posterior
 
-__all__ = ["Layer", "refuse_batch_statistics"]
+__all__ = ["Layer"]
 
 
 class Layer(nn.Module):
@@ -28,6 +27,7 @@ class Layer(nn.Module):
         name: the layer's name in its model.
         is_output: whether the layer's rows are the network's output.
         waits: for how many inducing rows the variational parameters will be made, where `out_shape` must come first.
+        learned_shape: whether a pass has shown `out_shape`.
     """
 
     def __init__(self, in_features: int, out_features: int, posterior: Posterior) -> None:
@@ -36,7 +36,7 @@ class Layer(nn.Module):
             raise ConfigurationError(f"out_features must be a positive whole number, got {out_features!r}.")
         if not isinstance(posterior, Posterior):
             raise ConfigurationError(
-                f"posterior must be a posterior such as LocalInducing(100), got {type(posterior).__name__}."
+                f"posterior must be a posterior such as LocalInducing(100), got {kind_of(posterior)}."
             )
         self.in_features = in_features
         self.out_features = out_features
@@ -47,6 +47,7 @@ class Layer(nn.Module):
         self.name: str | None = None
         self.is_output = False
         self.waits: int | None = None
+        self.learned_shape = False
 
     def bind(self, name: str, n_inducing: int = 0, is_output: bool = False) -> None:
         """Take a name in a model and create the variational parameters; a second model is refused."""
@@ -65,10 +66,16 @@ class Layer(nn.Module):
             self.name = None  # a layer that could not join a model stays free
             raise
 
+    def unbind(self) -> None:
+        """Leave a model that could not be built, as if it had never been tried."""
+        if self.learned_shape:
+            self.out_shape = None
+        self.name, self.waits, self.learned_shape = None, None, False
+
     def complete(self, out_shape: tuple[int, ...]) -> None:
         """Create variational parameters that waited for the shape of a row that goes out."""
         if self.waits is not None:
-            self.out_shape = out_shape
+            self.out_shape, self.learned_shape = out_shape, True
             self.posterior.finish(self, self.waits)
             self.waits = None
 
@@ -90,22 +97,18 @@ class Layer(nn.Module):
             raise ConfigurationError(f"{name} is not part of the Model that is running.")
         return draw, self.name
 
+    def value_shape(self, rows: Tensor) -> tuple[int, ...]:
+        """The shape of one row that goes out, given the rows that come in."""
+        return (self.out_features,)
+
     def inducing_rows(self, inputs: Tensor) -> Tensor:
         """What the layer keeps of inducing inputs given for it: themselves, or features of them."""
         return inputs
 
+    def offset(self, rows: Tensor) -> Tensor:
+        """The part of the layer's values at rows that is no random function's: a mean function."""
+        return rows.new_zeros(())
+
     def initialize(self, rows: Tensor) -> None:
         """Set data-dependent starting values from the rows that reach this layer."""
         self.posterior.initialize(self, rows)
-
-
-def refuse_batch_statistics(module: nn.Module, rows: tuple[Tensor, ...]) -> None:
-    """Refuse batch statistics of rows that differ between draws: torch would only say that it cannot batch them."""
-    average = getattr(module, "running_mean", None)
-    batched = torch._C._functorch.is_batchedtensor
-    if module.training and average is not None and batched(rows[0]) and not batched(average):
-        raise ConfigurationError(
-            f"{type(module).__name__} stands behind a Bayesian layer; its statistics would depend on the draw and on "
-            "the other rows of the batch. Use vibayes.BatchNorm, which takes them from the inducing rows, or call "
-            "eval() on it to keep the averages it has."
-        )

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
+from vibayes.errors import ConfigurationError
 from vibayes.training.graph import Step, compiled
 from vibayes.training.history import History
 from vibayes.training.memory import keep_freed_memory
@@ -25,6 +26,7 @@ from vibayes.training.run import (
     logger,
     set_generators,
 )
+from vibayes.training.schedules import Schedule
 
 __all__ = ["AdamRun"]
 
@@ -48,17 +50,30 @@ class AdamRun:
         save: called with the state whenever it is worth keeping.
         progress: where to show how far it is.
         lr: learning rate of each replica.
+        raises: whether a failure that does not go away is an error, where there is one replica; else it is noted.
     """
 
-    def __init__(self, problem: Problem, options: Options, save: Saver, progress: Progress, lr: list[float]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        options: Options,
+        save: Saver,
+        progress: Progress,
+        lr: list[float],
+        *,
+        raises: bool = True,
+    ) -> None:
         self.problem, self.options, self.save, self.progress = problem, options, save, progress
+        self.raises = raises and problem.replicas == 1
         R, device, like = problem.replicas, problem.device, problem.jitter
         self.histories = [History(n_data=n) for n in problem.n_data]
         self.clock = Clock()
         self.step = 0
         self.base_lr, self.lr_factor = list(lr), [1.0] * R
+        self.factor = 1.0  # of all rates, by the schedule
         self.drops = [0] * R
         self.windows: list[list[float]] = [[] for _ in range(R)]
+        self.looked_with = [math.nan, math.nan]  # factor of the rate and weight of the KL at the last look
         self.tries, self.good_looks = [0] * R, [0] * R
         self.sound: list[float] = like.tolist()  # jitter of each replica when it was last well
         self.optimizer = Adam(problem.parameters)
@@ -103,6 +118,9 @@ class AdamRun:
             self.restore(self.good)
             self.save(self.good, force=True)
             raise
+        for r, history in enumerate(self.histories):
+            if not history.step and not history.stopped and self.tries[r]:
+                self._give_up(r, "the bound was not finite")
         asked = self.options.steps is not None
         end = f"ran the {self.last_step} steps asked for" if asked else f"reached max_steps={self.last_step}"
         for history in self.histories:
@@ -114,24 +132,32 @@ class AdamRun:
 
     def _advance(self) -> None:
         self.problem.load(self.step)
-        factor = self.options.lr_schedule(self.step)
-        self._put("rates", [factor * self._lr(r) for r in range(self.problem.replicas)])
+        self.factor = self._scheduled("lr_schedule", self.options.lr_schedule)
+        self._put("rates", [self.factor * self._lr(r) for r in range(self.problem.replicas)])
         if self.problem.sites:
-            self._put("natural_rates", [self._natural_rate(factor, r) for r in range(self.problem.replicas)])
-        self._put("kl_weight", self.options.kl_weight(self.step))
+            self._put("natural_rates", [self._natural_rate(r) for r in range(self.problem.replicas)])
+        self._put("kl_weight", self._scheduled("kl_weight", self.options.kl_weight))
         self._one_step()
         self.step += 1
         self.in_window += 1
+
+    def _scheduled(self, name: str, schedule: Schedule) -> float:
+        value = schedule(self.step)
+        if not 0.0 <= value < math.inf:
+            raise ConfigurationError(
+                f"{name} must not be negative, infinite or NaN; at step {self.step} it is {value}."
+            )
+        return value
 
     def _lr(self, r: int) -> float:
         """The learning rate of a replica before the schedule; a stopped one stays where it is."""
         return 0.0 if self.histories[r].stopped else self.base_lr[r] * self.lr_factor[r] * 0.1 ** self.drops[r]
 
-    def _natural_rate(self, factor: float, r: int) -> float:
+    def _natural_rate(self, r: int) -> float:
         """That of a replica; the smaller Adam's steps become, the more of them are averaged over."""
         if self.histories[r].stopped:
             return 0.0
-        slower = min(1.0, factor * self.lr_factor[r] * 0.1 ** self.drops[r])
+        slower = min(1.0, self.factor * self.lr_factor[r] * 0.1 ** self.drops[r])
         return self.options.natural_rate * math.sqrt(slower)
 
     def _put(self, name: str, value: Any) -> None:
@@ -194,19 +220,20 @@ class AdamRun:
         noises = [math.nan] * self.problem.replicas if noise is None else noise.tolist()
         live = [r for r, h in enumerate(self.histories) if not h.stopped]
         jitter = self.problem.jitter.tolist()
+        if self._goal_moved():
+            self.windows = [[] for _ in self.windows]
         for r in live:
             if not well[r]:
                 continue
             self.good_looks[r], self.sound[r] = self.good_looks[r] + 1, jitter[r]
             if self.good_looks[r] > _FORGIVE:
                 self.tries[r] = 0
-            rate = self.options.lr_schedule(self.step - 1) * self._lr(r)
             self.histories[r].log(
                 step=self.step,
                 log_likelihood=log_likelihood[r],
                 kl=-log_ratio[r],
                 noise=noises[r],
-                lr=rate,
+                lr=self.factor * self._lr(r),
                 seconds=self.clock.seconds,
             )
             self._look_for_plateau(r, total[r] / self.in_window / self.problem.n_data[r])
@@ -231,6 +258,11 @@ class AdamRun:
             self.failed.zero_()
         self.in_window = 0
 
+    def _goal_moved(self) -> bool:
+        """Whether the weight of the KL changed since the last look, or the rate rose: bounds then do not compare."""
+        before, self.looked_with = self.looked_with, [self.factor, self._set["kl_weight"]]
+        return self.looked_with[0] > before[0] or self.looked_with[1] != before[1]
+
     def _look_for_plateau(self, r: int, mean: float) -> None:
         """Without a number of steps: lower the rate, then stop, once the smoothed bound no longer rises."""
         if self.options.steps is not None:
@@ -252,13 +284,7 @@ class AdamRun:
         for r in live:
             self.tries[r], self.good_looks[r] = self.tries[r] + 1, 0
             if self.tries[r] > MAX_TRIES:
-                tried = float(self.problem.jitter[r])
-                self.problem.jitter[r] = self.sound[r]
-                if self.problem.replicas == 1:
-                    self.good = self.state()
-                    raise give_up(reasons[r], self.step, tried, self.problem.jitter.dtype)
-                self.histories[r].stopped = f"gave up: {reasons[r]}, also after going back {MAX_TRIES} times"
-                self._event(r, f"Step {self.step}: {self.histories[r].stopped}. It stays at its last good state.")
+                self._give_up(r, reasons[r])
                 continue
             self.lr_factor[r] *= 0.5
             self.problem.jitter[r] *= 10.0
@@ -267,6 +293,17 @@ class AdamRun:
                 f"Step {self.step}: {reasons[r]}; back to the last good state with jitter "
                 f"{float(self.problem.jitter[r]):.1e} and half the learning rate.",
             )
+
+    def _give_up(self, r: int, reason: str) -> None:
+        """End the training of a replica at its last good state: by an error, or with a note where there are others."""
+        tried = float(self.problem.jitter[r])
+        self.problem.jitter[r] = self.sound[r]
+        times = min(self.tries[r], MAX_TRIES)
+        if self.raises:
+            self.good = self.state()
+            raise give_up(reason, self.step, tried, self.problem.jitter.dtype, times)
+        self.histories[r].stopped = f"gave up: {reason}, also after going back {times} times"
+        self._event(r, f"Step {self.step}: {self.histories[r].stopped}. It stays at its last good state.")
 
     def _reason(self, r: int) -> str:
         """In words, which factorization failed first, or that none did."""
@@ -308,7 +345,7 @@ class AdamRun:
             "vectors": copy.deepcopy({name: getattr(self, name) for name in self._VECTORS}),
         }
 
-    _VECTORS = ("base_lr", "lr_factor", "drops", "windows", "tries", "good_looks", "sound")
+    _VECTORS = ("base_lr", "lr_factor", "drops", "windows", "looked_with", "tries", "good_looks", "sound")
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a state that `state` gave."""

@@ -98,6 +98,12 @@ def _unpack(nest: Any, tensors: dict[str, Tensor]) -> Any:
     return nest["value"]
 
 
+def _few(changes: list[str]) -> str:
+    """The first of them, as text."""
+    more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
+    return "; ".join(changes[:3]) + more
+
+
 class Keeper:
     """Writes the checkpoint now and then, and reads one that fits."""
 
@@ -125,7 +131,7 @@ class Keeper:
             return
         try:
             save_state(self.path, {"fingerprint": self.fingerprint, "run": state})
-        except OSError as error:  # a full disk must not cost the run
+        except (OSError, SafetensorError) as error:  # a full disk must not cost the run
             logger.warning("The checkpoint %s could not be written (%s); training goes on.", self.path, error)
         self._last = time.monotonic()
 
@@ -134,14 +140,15 @@ class Keeper:
         if self.path is None or not self.path.exists():
             return None
         kept = load_state(self.path)
+        before = kept["fingerprint"]
         changed = [
-            f"{key} was {kept['fingerprint'].get(key)!r} and is {value!r}"
-            for key, value in self.fingerprint.items()
-            if kept["fingerprint"].get(key) != value
+            f"{key} was {before.get(key)} and is {self.fingerprint.get(key)}"
+            for key in before | self.fingerprint
+            if before.get(key) != self.fingerprint.get(key)
         ]
         if changed:
             raise ConfigurationError(
-                f"The checkpoint {self.path} belongs to another run: {'; '.join(changed)}. "
+                f"The checkpoint {self.path} belongs to another run: {_few(changed)}. "
                 "Use another file, or delete it to start over."
             )
         run: dict[str, Any] = kept["run"]

@@ -144,7 +144,8 @@ def fit(
             )
         torch.manual_seed(seed)  # starts must not decide the draws: a model initialised before trains alike
         with Progress(steps or (None if name == "lbfgs" else max_steps), show=progress and rank == 0) as shown:
-            keeper = Keeper(checkpoint, checkpoint_seconds, fingerprint(model, [batches], options, name, [seed], [lr]))
+            mark = {} if checkpoint is None else fingerprint(model, [batches], options, name, [seed], [lr])
+            keeper = Keeper(checkpoint, checkpoint_seconds, mark)
             keeper.writes = rank == 0
             problem = Single(model, batches, options.n_samples, noise)
             if problem.sites and name != "adam":

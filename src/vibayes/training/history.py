@@ -48,12 +48,6 @@ class History:
         self.lr.append(lr)
         self.seconds.append(seconds)
 
-    def forget_after(self, step: int) -> None:
-        """Drop entries of steps that were rolled back."""
-        keep = sum(s <= step for s in self.step)
-        for name in ("step", "elbo", "log_likelihood", "kl", "noise", "lr", "seconds"):
-            del getattr(self, name)[keep:]
-
     @property
     def per_datapoint(self) -> list[float]:
         """The bound in nats per data row."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from vibayes.errors import ConfigurationError
+from vibayes.modes import keeping_averages
 from vibayes.trainable import TrainableModel
 from vibayes.training.batches import InMemory
 from vibayes.training.problem import Noise, Single
@@ -101,7 +102,8 @@ def _evaluate(models: Sequence[TrainableModel], sources: Sequence[InMemory], n_s
     """The costly part of one joint step."""
     problem = as_problem(models, sources, n_samples, None)
     problem.load(0)
-    torch.autograd.grad(problem.bound().log_likelihood.sum(), problem.parameters, allow_unused=True)
+    with keeping_averages(*models):
+        torch.autograd.grad(problem.bound().log_likelihood.sum(), problem.parameters, allow_unused=True)
 
 
 def _fits(models: Sequence[TrainableModel], sources: Sequence[InMemory], options: Options, device: torch.device) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vibayes.bound import Bound
 from vibayes.errors import ConfigurationError
+from vibayes.modes import averages
 from vibayes.parameters import Hyperparameter
 from vibayes.posteriors.natural import NaturalSites
 from vibayes.stages import network_weights
@@ -35,6 +36,7 @@ class Problem(ABC):
         parameters: the tensors to optimize; with replicas, the first axis is theirs.
         decayed: for each of them, whether it is a weight of a network, which weight decay shrinks.
         sites: buffers that natural gradients move, by name; with replicas, the first axis is theirs.
+        averages: buffers that batch normalisation moves, likewise.
         jitter: `[R]`, changed in place.
         device: where it all is.
     """
@@ -44,13 +46,14 @@ class Problem(ABC):
     parameters: list[Tensor]
     decayed: list[bool]
     sites: dict[str, Tensor]
+    averages: dict[str, Tensor]
     jitter: Tensor
     device: torch.device
 
     @property
     def moved(self) -> list[Tensor]:
         """All tensors that a step changes."""
-        return [*self.parameters, *self.sites.values()]
+        return [*self.parameters, *self.sites.values(), *self.averages.values()]
 
     @abstractmethod
     def load(self, step: int) -> None:
@@ -135,7 +138,7 @@ class Single(Problem):
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         weights = network_weights(model)
         self.parameters, self.decayed = list(trained.values()), [name in weights for name in trained]
-        self.sites = natural_sites(model)
+        self.sites, self.averages = natural_sites(model), averages(model)
         self.jitter = model.jitter.view(1)
         self.device = model.device
         self.n_data = [batches.n_data]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from vibayes.augment import Augment
 from vibayes.errors import ConfigurationError, ShapeError, TrainingError
@@ -26,6 +25,7 @@ from vibayes.training.run import (
     check_options,
     find_device,
     fingerprint,
+    structure,
 )
 from vibayes.training.schedules import Schedule, as_schedule
 from vibayes.training.stacked import Stacked
@@ -171,8 +171,8 @@ def fit_many(
                 part = slice(first, first + size)
                 torch.manual_seed(seeds[first])
                 path = None if checkpoint is None else _chunk_path(checkpoint, first, R, size)
-                mark = fingerprint(models[first], sources[part], options, "adam", seeds[part], rates[part])
-                keeper = Keeper(path, checkpoint_seconds, mark)
+                run = (sources[part], options, "adam", seeds[part], rates[part])
+                keeper = Keeper(path, checkpoint_seconds, {} if path is None else fingerprint(models[first], *run))
                 try:
                     problem = as_problem(models[part], sources[part], options.n_samples, noise)
                     histories += _train(problem, _counted_from(first, options), keeper, shown, rates[part])
@@ -241,7 +241,7 @@ def _train(
     problem: Single | Stacked, options: Options, keeper: Keeper, shown: Progress, rates: list[float]
 ) -> list[History]:
     """Train one chunk and hand the results to its models, also when interrupted."""
-    run = AdamRun(problem, options, keeper.save, shown, rates)
+    run = AdamRun(problem, options, keeper.save, shown, rates, raises=False)
     found = keeper.load()
     if found is not None:
         run.restore(found)
@@ -303,30 +303,14 @@ def _check_sizes(sources: Sequence[InMemory]) -> None:
 def _check_alike(models: Sequence[TrainableModel]) -> None:
     """Refuse models that one computation cannot serve: the stacked step runs the first one's Python code."""
     first = models[0]
-    expected = _structure(first)
+    expected = structure(first)
     for r, model in enumerate(models):
         if not isinstance(model, TrainableModel):
             raise ConfigurationError(f"Model {r} is a {type(model).__name__}; fit_many trains vibayes models.")
         if any(model is other for other in models[:r]):
             raise ConfigurationError(f"Model {r} is the same object as an earlier one; build one per data set.")
-        for (name, mine), (_, theirs) in zip(_structure(model).items(), expected.items(), strict=False):
+        for (name, mine), (_, theirs) in zip(structure(model).items(), expected.items(), strict=False):
             if mine != theirs or name not in expected:
                 raise ConfigurationError(f"Model {r} differs from model 0 in {name!r}: {mine} instead of {theirs}.")
-        if len(_structure(model)) != len(expected):
+        if len(structure(model)) != len(expected):
             raise ConfigurationError(f"Model {r} and model 0 are built differently; fit_many needs one architecture.")
-
-
-def _structure(model: nn.Module) -> dict[str, Any]:
-    """What must agree between replicas: classes, shapes, what is fixed, and plain settings that are not starts."""
-    found: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        settings = {
-            key: value
-            for key, value in vars(module).items()
-            if not key.startswith(("_", "given_")) and isinstance(value, bool | int | float | str | tuple)
-        }
-        settings.pop("row_shape", None)  # known only once data were seen
-        found[name or "the model"] = (type(module).__name__, settings)
-    for name, parameter in model.named_parameters():
-        found[f"parameter {name}"] = (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
-    return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, TrainingError
 from vibayes.trainable import TrainableModel
@@ -28,6 +28,7 @@ __all__ = [
     "give_up",
     "logger",
     "set_generators",
+    "structure",
 ]
 
 logger = logging.getLogger("vibayes")
@@ -88,10 +89,12 @@ def set_generators(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-def give_up(reason: str, step: int, jitter: float, dtype: torch.dtype) -> TrainingError | NotPositiveDefiniteError:
+def give_up(
+    reason: str, step: int, jitter: float, dtype: torch.dtype, times: int = MAX_TRIES
+) -> TrainingError | NotPositiveDefiniteError:
     """The error after the last try; the caller leaves the model at its last good state."""
     message = (
-        f"Training stopped at step {step}: {reason}, also after going back {MAX_TRIES} times with more jitter (now "
+        f"Training stopped at step {step}: {reason}, also after going back {times} times with more jitter (now "
         f"{jitter:.1e}, {dtype}) and smaller steps. The model is at its last good state. Try a smaller lr, float64, "
         "standardize='both', fewer or other inducing points, or a larger starting noise."
     )
@@ -114,20 +117,49 @@ def fingerprint(
 
     augment = sources[0].augment
     return {
-        "parameters": [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in model.named_parameters()],
+        **{f"model {name}": repr(value) for name, value in structure(model).items()},
         "data": plain([s.digest() for s in sources]),
         "n_data": plain([s.n_data for s in sources]),
         "batch_size": sources[0].batch_size,
         "optimizer": optimizer,
         "lr": plain(rates),
+        "lr_schedule": _values(options.lr_schedule),
+        "kl_weight": _values(options.kl_weight),
         "n_samples": options.n_samples,
         "seed": plain(seeds),
         "log_every": options.log_every,
         "restarts": options.restarts,
-        **({"weight_decay": options.weight_decay} if options.weight_decay else {}),
-        **({} if options.natural_rate == 0.1 else {"natural_rate": options.natural_rate}),
-        **({} if augment is None else {"augment": getattr(augment, "__qualname__", repr(augment))}),
+        "weight_decay": options.weight_decay,
+        "natural_rate": options.natural_rate,
+        "augment": None if augment is None else getattr(augment, "__qualname__", repr(augment)),
     }
+
+
+def structure(model: nn.Module) -> dict[str, Any]:
+    """What models must have in common to be trained alike: classes, shapes, what is fixed, settings but no starts."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        settings = {
+            key: value
+            for key, value in vars(module).items()
+            if not key.startswith(("_", "given_")) and isinstance(value, bool | int | float | str | tuple)
+        }
+        settings.pop("row_shape", None)  # known only once data were seen
+        found[name or "the model"] = (type(module).__name__, settings)
+    for name, parameter in model.named_parameters():
+        found[f"parameter {name}"] = (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+    return found
+
+
+def _values(schedule: Schedule) -> list[float | None]:
+    """A schedule by some of its values; it may end before the last of these steps."""
+    found: list[float | None] = []
+    for step in (0, 10, 100, 1_000, 10_000, 100_000):
+        try:
+            found.append(float(schedule(step)))
+        except Exception:
+            found.append(None)
+    return found
 
 
 def find_device(device: str | torch.device) -> torch.device:

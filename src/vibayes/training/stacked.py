@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from vibayes.bound import Bound
+from vibayes.modes import averages
 from vibayes.stages import network_weights
 from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import InMemory
@@ -51,6 +52,7 @@ class Stacked(Problem):
         }
         self.parameters = [p for p in self._parameters.values() if p.requires_grad]
         self.sites = {name: self._buffers[name] for name in natural_sites(self.base)}
+        self.averages = {name: self._buffers[name] for name in averages(self.base)}
         weights = network_weights(self.base)
         self.decayed = [name in weights for name, p in self._parameters.items() if p.requires_grad]
         self.jitter = self._buffers["jitter"]
@@ -119,12 +121,12 @@ class Stacked(Problem):
 
     @torch.no_grad()
     def hand_back(self) -> None:
-        """Leave each model with its own replica's parameters and jitter."""
+        """Leave each model with its own replica's parameters, what else steps moved, and jitter."""
         for r, model in enumerate(self.models):
             for name, parameter in model.named_parameters():
                 parameter.copy_(self._parameters[name][r])
-            for name, site in natural_sites(model).items():
-                site.copy_(self.sites[name][r])
+            for name, buffer in {**natural_sites(model), **averages(model)}.items():
+                buffer.copy_(self._buffers[name][r])
             model.jitter.copy_(self.jitter[r])
 
     @property

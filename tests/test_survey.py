@@ -1,0 +1,176 @@
+"""What models find out about a network: its last layer, averages behind Bayesian layers, changes in place."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vibayes as vb
+from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.survey import survey
+
+
+class Custom(nn.Module):
+    """A network that does something with what its layer gives."""
+
+    def __init__(self, layer: nn.Module, after: str) -> None:
+        super().__init__()
+        self.layer, self.after = layer, after
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows = self.layer(rows)
+        if self.after == "times ten":
+            rows = 10.0 * rows
+        elif self.after == "times ten in place":
+            rows *= 10.0
+        return rows
+
+
+def linear(width: int = 3) -> vb.Linear:
+    return vb.Linear(width, 1, posterior=vb.MeanField(variance=0.1))
+
+
+def test_the_layer_whose_rows_are_the_output_is_found_whatever_holds_it() -> None:
+    rows = torch.randn(4, 3)
+    for network, output in (
+        (linear(), "network"),
+        (nn.Sequential(nn.Tanh(), linear()), "1"),
+        (Custom(linear(), "nothing"), "layer"),
+        (Custom(nn.Sequential(nn.Tanh(), linear()), "nothing"), "layer.1"),
+        (Custom(linear(), "times ten"), None),
+        (Custom(linear(), "times ten in place"), None),
+        (nn.Sequential(linear(), nn.ReLU(inplace=True)), None),
+        (nn.Sequential(linear(), nn.Identity()), "0"),
+    ):
+        layers = {name or "network": m for name, m in network.named_modules() if isinstance(m, vb.Linear)}
+        found = survey(network, layers, rows)
+        assert found is not None
+        assert found.output == output
+        assert all("forward" not in vars(layer) for layer in layers.values())
+        assert network.training
+
+
+def test_a_network_that_cannot_run_is_left_to_a_pass_with_real_values() -> None:
+    layer = linear()
+    assert survey(nn.Sequential(nn.Linear(2, 3), layer), {"1": layer}, torch.randn(4, 5)) is None
+    assert "forward" not in vars(layer)
+
+
+@pytest.mark.parametrize("posterior", [vb.MeanField(variance=0.1), vb.GlobalInducing(), vb.LocalInducing(5)])
+def test_what_is_done_to_the_rows_in_place_counts(posterior: vb.MeanField) -> None:
+    """Moments of the last layer's rows are not the output's when something is done to them afterwards."""
+    x, y = torch.randn(20, 3), torch.randn(20)
+    inducing = x[:6] if isinstance(posterior, vb.GlobalInducing) else None
+    models = [
+        vb.Model(Custom(vb.Linear(3, 1, posterior=posterior), after), vb.Gaussian(0.1), inducing=inducing)
+        for after in ("times ten", "times ten in place")
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    for n_samples in (1, 7):
+        values = []
+        for model in models:
+            torch.manual_seed(3)
+            values.append((model.predict(x, n_samples).mean, model.elbo(x, y, n_samples).value))
+        torch.testing.assert_close(*values)
+
+
+def test_a_custom_network_starts_and_integrates_as_a_sequential_one() -> None:
+    x, labels = torch.randn(30, 4), torch.randint(0, 3, (30,))
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            out: Tensor = self.last(torch.relu(self.hidden(rows)))
+            return out
+
+    model = vb.Model(vb.bayesianize(Network(), posterior=vb.GlobalInducing()), vb.Categorical(), inducing=x[:6])
+    model.initialize(x, labels)
+    last = model.layers["last"]
+    assert [layer.is_output for layer in model.layers.values()] == [False, True]
+    assert last.posterior.precision.value.tolist() == [1.0] * 6
+    torch.testing.assert_close(last.posterior.pseudo_outputs, nn.functional.one_hot(labels[:6], 3).double())
+    assert math.exp(-4.0) == pytest.approx(model.layers["hidden"].posterior.precision.value[0].item())
+
+    gp = vb.GP(1, kernel=vb.SquaredExponential(4), posterior=vb.LocalInducing(5))
+    wrapped = vb.Model(Custom(gp, "nothing"), vb.Gaussian(0.1))
+    wrapped.initialize(x, torch.randn(30))
+    assert not wrapped.draws_differ  # all of it is closed-form
+
+
+def test_natural_gradients_move_the_last_layer_of_a_custom_network() -> None:
+    x = torch.randn(30, 2)
+    gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.GlobalInducing("natural"))
+    model = vb.Model(Custom(gp, "nothing"), vb.Gaussian(0.1), inducing=x[:10])
+    history = vb.fit(model, (x, x[:, 0].sin()), steps=60, log_every=20, progress=False)
+    assert history.elbo[-1] > history.elbo[0]
+    gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.GlobalInducing("natural"))
+    with pytest.raises(ConfigurationError, match="last"):
+        vb.Model(Custom(gp, "times ten"), vb.Gaussian(0.1), inducing=x[:10])
+
+
+@pytest.mark.parametrize("n_samples", [1, 3])
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.InstanceNorm1d])
+def test_running_averages_behind_a_bayesian_layer_are_refused_for_any_number_of_draws(
+    n_samples: int, kind: type[nn.Module]
+) -> None:
+    x, y = torch.randn(20, 3), torch.randn(20)
+    norm, images = kind(4, track_running_stats=True), nn.Unflatten(1, (4, 1))
+    last = vb.Linear(4, 1, posterior=vb.MeanField())
+    network = nn.Sequential(vb.Linear(3, 4, posterior=vb.MeanField()), images, norm, nn.Flatten(), last)
+    model = vb.Model(network, vb.Gaussian(0.1))
+    for act in (lambda: model.elbo(x, y, n_samples), lambda: vb.fit(model, (x, y), steps=2, n_samples=n_samples)):
+        with pytest.raises(ConfigurationError, match="'2' stands behind a Bayesian layer"):
+            act()
+    norm.eval()
+    vb.fit(model, (x, y), steps=2, n_samples=n_samples, progress=False)
+    assert int(norm.num_batches_tracked) == 0
+
+
+def test_running_averages_behind_plain_or_point_layers_are_fine() -> None:
+    x, y = torch.randn(20, 3), torch.randn(20)
+    point = vb.Linear(3, 4, posterior=vb.Point())
+    model = vb.Model(nn.Sequential(point, nn.BatchNorm1d(4), vb.Linear(4, 1, posterior=vb.MeanField())), vb.Gaussian())
+    vb.fit(model, (x, y), steps=3, n_samples=2, progress=False)
+    assert torch.isfinite(model.predict(x).mean).all()
+
+
+def test_batch_norm_of_inducing_rows_serves_networks_whose_layers_need_none() -> None:
+    x, y = torch.randn(20, 3), torch.randn(20)
+    layers = (vb.Linear(3, 4, posterior=vb.MeanField()), vb.BatchNorm(4), nn.ReLU(), linear(4))
+    model = vb.Model(nn.Sequential(*layers), vb.Gaussian(), inducing=x[:8])
+    vb.fit(model, (x, y), steps=3, progress=False)
+    assert torch.isfinite(model.elbo(x, y).value)
+
+
+def test_a_network_that_works_in_place_leaves_the_data_alone() -> None:
+    x, y = torch.randn(20, 3), torch.randn(20)
+    kept = x.clone()
+    model = vb.Model(nn.Sequential(nn.ReLU(inplace=True), linear()), vb.Gaussian())
+    model.predict(x)
+    vb.fit(model, (x, y), steps=3, progress=False)
+    torch.testing.assert_close(x, kept)
+
+
+def test_a_network_must_return_one_tensor() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = linear()
+
+        def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(rows), rows
+
+    with pytest.raises(ShapeError, match="returned a tuple"):
+        vb.Model(Two(), vb.Gaussian()).predict(torch.randn(4, 3))
+
+
+def test_an_output_that_is_not_what_it_was_is_refused() -> None:
+    model = vb.Model(nn.Sequential(linear()), vb.Gaussian())
+    model.predict(torch.randn(4, 3))
+    model.network.register_forward_hook(lambda module, rows, out: 2.0 * out)
+    with pytest.raises(ConfigurationError, match="hooks"):
+        model.predict(torch.randn(4, 3))

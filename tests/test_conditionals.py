@@ -36,29 +36,54 @@ def test_conditional_moments_and_their_gradients(outputs: tuple[int, int]) -> No
     assert torch.autograd.gradgradcheck(ours, inputs, fast_mode=True)  # not silently wrong when differentiated twice
 
 
-def test_conditional_moments_under_vmap() -> None:
-    K, Kit, mean, R = spd(3, 4), torch.randn(4, 3, 5), torch.randn(4, 3, 2), torch.randn(4, 2, 3, 3)
+def loss_of_moments(K: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> Tensor:
+    m, v = conditional_moments(K, linalg.factor(K)[0], Kit, mean, R)
+    return (m.sin() * v).sum()
 
-    def loss(K: Tensor, Kit: Tensor) -> Tensor:
-        def one(K: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> Tensor:
-            m, v = conditional_moments(K, linalg.factor(K)[0], Kit, mean, R)
-            return m.sum() + v.square().sum()
 
-        return torch.func.vmap(one)(K, Kit, mean, R).sum()
+@pytest.mark.parametrize("columns", [2, 7])  # fewer rows than inducing ones, and more
+@pytest.mark.parametrize("batched", [(0, 0, 0, 0), (None, 1, None, None), (0, 0, None, None), (None, None, 0, 0)])
+def test_conditional_moments_under_vmap(batched: tuple[int | None, ...], columns: int) -> None:
+    """Values and gradients are those of a loop, whichever inputs take part."""
+    inputs = [spd(3, 4), torch.randn(4, 3, columns), torch.randn(4, 3, 2), torch.randn(4, 2, 3, 3)]
+    inputs = [t[0] if dim is None else t.movedim(0, dim) for t, dim in zip(inputs, batched, strict=True)]
+    inputs = [t.clone().requires_grad_() for t in inputs]
 
-    def looped(K: Tensor, Kit: Tensor) -> Tensor:
-        pairs = [moments(K[i], Kit[i], mean[i], R[i]) for i in range(4)]
-        return sum((m.sum() + v.square().sum() for m, v in pairs), torch.zeros(()))
+    def element(t: Tensor, dim: int | None, i: int) -> Tensor:
+        return t if dim is None else t.select(dim, i)
 
-    K.requires_grad_(), Kit.requires_grad_()
-    torch.testing.assert_close(loss(K, Kit), looped(K, Kit))
-    for mine, plain in zip(
-        torch.autograd.grad(loss(K, Kit), (K, Kit)), torch.autograd.grad(looped(K, Kit), (K, Kit)), strict=True
+    def plain(K: Tensor, Kit: Tensor, mean: Tensor, R: Tensor) -> Tensor:
+        m, v = moments(K, Kit, mean, R)
+        return (m.sin() * v).sum()
+
+    each = [plain(*(element(t, dim, i) for t, dim in zip(inputs, batched, strict=True))) for i in range(4)]
+    together = torch.func.vmap(loss_of_moments, in_dims=batched)(*inputs)
+    torch.testing.assert_close(together, torch.stack(each))
+
+    def symmetric(K: Tensor) -> Tensor:  # plain algebra reads the lower triangle alone
+        return K + K.mT
+
+    expected = torch.autograd.grad(torch.stack(each).sum(), inputs, retain_graph=True)
+    found = torch.autograd.grad(together.sum(), inputs)
+    for place, (mine, other) in enumerate(zip(found, expected, strict=True)):
+        same = symmetric if place == 0 else lambda t: t
+        torch.testing.assert_close(same(mine), same(other))
+
+
+def test_conditional_moments_of_replicas_with_draws() -> None:
+    """Two vmaps: the draws of one replica share its inducing rows, the replicas share nothing."""
+    K, Kit, mean, R = spd(3, 2), torch.randn(2, 4, 3, 6), torch.randn(2, 3, 2), torch.randn(2, 2, 3, 3)
+    inputs = [t.requires_grad_() for t in (K, Kit, mean, R)]
+    draws = torch.func.vmap(loss_of_moments, in_dims=(None, 0, None, None))
+    together = torch.func.vmap(draws)(*inputs)
+    looped = torch.stack(
+        [torch.stack([loss_of_moments(K[r], Kit[r, s], mean[r], R[r]) for s in range(4)]) for r in (0, 1)]
+    )
+    torch.testing.assert_close(together, looped)
+    for mine, other in zip(
+        torch.autograd.grad(together.sum(), inputs), torch.autograd.grad(looped.sum(), inputs), strict=True
     ):
-        torch.testing.assert_close(
-            0.5 * (mine + mine.mT) if mine.shape == K.shape else mine,
-            0.5 * (plain + plain.mT) if plain.shape == K.shape else plain,
-        )
+        torch.testing.assert_close(mine, other)
 
 
 def test_conditional_rows_and_their_gradients() -> None:

@@ -69,12 +69,56 @@ def test_a_grid_does_not_change_the_rest() -> None:
 
 def test_inverse_wishart_layers_are_shown_and_take_no_grid_behind_them() -> None:
     network = nn.Sequential(
-        vb.InverseWishartProcess(kernel=vb.SquaredExponential(1), dof=4.0), vb.GP(1, kernel=vb.SquaredExponential(1))
+        vb.InverseWishartProcess(kernel=vb.SquaredExponential(1), dof=4.0),
+        vb.GP(1, kernel=vb.SquaredExponential(1)),
+        vb.GP(1, kernel=vb.SquaredExponential(1)),
     )
     model = vb.Model(network, vb.Gaussian(0.1), inducing=X[::3])
     assert model.layer_functions(X, 2)["0"].draws.shape == (2, 9, 3 + 9)
-    with pytest.raises(vb.ShapeError, match="only inner products have a meaning"):
+    with pytest.raises(vb.ConfigurationError, match="only inner products have a meaning"):
         model.layer_functions(X, 2, grids={"1": X})
+    assert model.layer_functions(X, 2, grids={"2": X[:4]})["2"].draws.shape == (2, 4, 1)  # features proper
+
+
+POSTERIORS = {"mean field": vb.MeanField, "local": lambda: vb.LocalInducing(5), "global": vb.GlobalInducing}
+
+
+def convolutions(posterior: str) -> vb.Model:
+    made = POSTERIORS[posterior]
+    network = nn.Sequential(
+        vb.Conv2d(1, 2, 3, padding=1, posterior=made()),
+        vb.Conv2d(2, 3, 2, posterior=made()),
+        nn.Flatten(),
+        vb.Linear(3 * 16, 1, posterior=made()),
+    )
+    return vb.Model(network, vb.Gaussian(0.1), inducing=torch.randn(4, 1, 5, 5) if posterior == "global" else None)
+
+
+@pytest.mark.parametrize("posterior", POSTERIORS)
+def test_a_grid_of_a_convolution_is_images(posterior: str) -> None:
+    """At the data its values are what the next layer sees, and in every draw they are linear in the images."""
+    model, x = convolutions(posterior), torch.randn(6, 1, 5, 5)
+    a, b = torch.randn(2, 2, 5, 5)
+    found = model.layer_functions(x, 3, grids={"0": x, "1": torch.stack([a, b, a + b, torch.zeros_like(a)])})
+    assert torch.equal(found["0"].inputs, x.expand(3, -1, -1, -1, -1))
+    assert found["0"].draws.shape == (3, 6, 2, 5, 5)
+    f = found["1"].draws
+    assert f.shape == (3, 4, 3, 4, 4)
+    assert found["1"].mean.shape == (4, 3, 4, 4)
+    torch.testing.assert_close(f[:, 0] + f[:, 1], f[:, 2] + f[:, 3])
+    assert float((f[0] - f[1]).abs().min()) > 0
+    alone = model.layer_functions(x, 3, grids={"0": x})
+    torch.testing.assert_close(alone["0"].draws, alone["1"].inputs)
+
+
+@pytest.mark.parametrize("posterior", POSTERIORS)
+def test_a_grid_of_a_convolution_has_the_shape_of_its_images(posterior: str) -> None:
+    model, x = convolutions(posterior), torch.randn(6, 1, 5, 5)
+    for shape in ([3, 8], [3, 2, 7, 7], [3, 1, 5, 5]):
+        message = rf"layer '1' must hold rows as they come in, \[G, 2, 5, 5\]; got \[{', '.join(map(str, shape))}\]"
+        with pytest.raises(vb.ShapeError, match=message):
+            model.layer_functions(x, 2, grids={"1": torch.zeros(shape)})
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.network)
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
@@ -85,3 +129,15 @@ def test_what_cannot_be_shown_is_refused() -> None:
         model.layer_functions(X, 2, grids={"1": torch.zeros(3, 2)})
     with pytest.raises(vb.VibayesError, match="n must be"):
         model.layer_functions(X, 0)
+
+
+def test_no_grid_is_laid_through_features_that_are_known_up_to_a_rotation() -> None:
+    hidden = vb.GP(2, kernel=vb.SquaredExponential(3), posterior=vb.GeneralizedWishart())
+    network = nn.Sequential(
+        hidden, vb.GP(2, kernel=vb.SquaredExponential(2)), vb.GP(1, kernel=vb.SquaredExponential(2))
+    )
+    model = vb.Model(network, vb.Gaussian(0.1), inducing=torch.randn(5, 3))
+    with pytest.raises(vb.ConfigurationError, match="'1' takes imagined features"):
+        model.layer_functions(torch.randn(4, 3), 3, grids={"1": torch.eye(2)})
+    inside = model.layer_functions(torch.randn(4, 3), 3, grids={"0": torch.eye(3), "2": torch.eye(2)})
+    assert inside["2"].draws.shape == (3, 2, 1)

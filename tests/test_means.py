@@ -121,3 +121,12 @@ def test_linear_refuses() -> None:
         mean.initialize(torch.full((4, 3), torch.nan))
     with pytest.raises(ConfigurationError, match="in_features"):
         LinearMean(0, 2)
+
+
+def test_a_given_projection_stays() -> None:
+    weight = torch.tensor([[0.0], [0.0], [1.0]])
+    mean = LinearMean(3, 1, weight=weight)
+    mean.initialize(torch.randn(20, 3))
+    torch.testing.assert_close(mean.weight.value, weight)
+    with pytest.raises(ShapeError, match=r"weight must have shape \[3, 1\], got \[1, 3\]"):
+        LinearMean(3, 1, weight=weight.T)

@@ -25,20 +25,21 @@ class LayerFunction:
     """Posterior draws of one layer's values.
 
     Attributes:
-        inputs: `[n, N, D]`, the rows that came in: in every draw others, but for a grid and the first layer.
-        draws: `[n, N, P]`, the values there.
+        inputs: `[n, N, D]`, the rows that came in: in every draw others, but for a grid and the first layer. Those of
+            a convolution are images `[n, N, C, H, W]`.
+        draws: `[n, N, P]`, the values there; `[n, N, P, H', W']` of a convolution.
     """
 
     inputs: Tensor
     draws: Tensor
 
     @property
-    def mean(self) -> Float[Tensor, "m p"]:
+    def mean(self) -> Float[Tensor, "m ..."]:
         """Mean over draws."""
         return self.draws.mean(0)
 
     @property
-    def variance(self) -> Float[Tensor, "m p"]:
+    def variance(self) -> Float[Tensor, "m ..."]:
         """Variance over draws, row by row."""
         return self.draws.var(0)
 
@@ -72,17 +73,22 @@ def layer_functions(
 
 def _grid(name: str, layer: Layer, grid: Any, model: "Model") -> Tensor:
     rows = as_rows(grid, f"grids[{name!r}]").to(dtype=model.dtype, device=model.device)
-    if rows.ndim != 2 or rows.shape[1] != layer.in_features:
-        raise ShapeError(
-            f"The grid of layer {name!r} must hold rows as they come in, [G, {layer.in_features}]; "
-            f"got {list(rows.shape)}."
-        )
+    if layer.row_shape is not None:  # the size of images is known only when they come in
+        _check_shape(name, rows, layer.row_shape)
     return rows
+
+
+def _check_shape(name: str, grid: Tensor, row_shape: tuple[int, ...]) -> None:
+    if grid.shape[1:] != row_shape:
+        raise ShapeError(
+            f"The grid of layer {name!r} must hold rows as they come in, [G, {', '.join(map(str, row_shape))}]; "
+            f"got {list(grid.shape)}. Give grids[{name!r}] that shape."
+        )
 
 
 @contextmanager
 def _watching(
-    name: str, layer: nn.Module, draw: Draw, seen: dict[str, tuple[Tensor, Tensor]], grid: Tensor | None
+    name: str, layer: Layer, draw: Draw, seen: dict[str, tuple[Tensor, Tensor]], grid: Tensor | None
 ) -> Iterator[None]:
     """Note the data rows that a layer takes and returns, or those of a grid that goes with them.
 
@@ -93,11 +99,12 @@ def _watching(
     def before(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (rows,) = arguments
         if grid is not None:
-            if rows.shape[1:] != grid.shape[1:]:
-                raise ShapeError(
+            if any(rows is features for features in draw.rotated):
+                raise ConfigurationError(
                     f"Layer {name!r} takes imagined features, {list(rows.shape[1:])} of them, of which only inner "
                     "products have a meaning: no grid can be laid through them."
                 )
+            _check_shape(name, grid, rows.shape[1:])
             rows = torch.cat([rows, grid])
             draw.n_rows = len(rows)  # layers know by it that the first rows are still the inducing ones
         taken.append(rows)

@@ -115,6 +115,7 @@ class LinearMean(Mean):
         in_features: the width of the rows.
         out_features: the width of the mean.
         learn: whether training changes the projection.
+        weight: what the projection is, `[in_features, out_features]`, where `initialize` is not to choose it.
 
     >>> mean = LinearMean(3, 2)
     >>> mean(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
@@ -124,14 +125,20 @@ class LinearMean(Mean):
     """
 
     weight: Real
+    given_weight = False  # projections saved before it could be given
 
-    def __init__(self, in_features: int, out_features: int, learn: bool = False) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, learn: bool = False, *, weight: Tensor | None = None
+    ) -> None:
         super().__init__()
         _check_width("in_features", in_features)
         _check_width("out_features", out_features)
+        if weight is not None and tuple(weight.shape) != (in_features, out_features):
+            raise ShapeError(f"weight must have shape [{in_features}, {out_features}], got {list(weight.shape)}.")
         self.in_features = in_features
         self.out_features = out_features
-        self.weight = Real(torch.eye(in_features, out_features), learn=learn)
+        self.given_weight = weight is not None
+        self.weight = Real(torch.eye(in_features, out_features) if weight is None else weight, learn=learn)
 
     def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         """The projected rows."""
@@ -156,7 +163,7 @@ class LinearMean(Mean):
             raise ShapeError(f"Expected rows of shape [N, {self.in_features}], got {list(rows.shape)}.")
         if not bool(torch.isfinite(rows).all()):
             raise DataError("The rows contain NaN or infinite values; clean them before initializing the mean.")
-        if self.out_features >= self.in_features:
+        if self.given_weight or self.out_features >= self.in_features:
             return
         covariance = torch.cov(rows.double().mT, correction=0).reshape(self.in_features, self.in_features)
         directions = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, : self.out_features]

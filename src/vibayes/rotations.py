@@ -58,7 +58,9 @@ def _follows(network: nn.Module, name: str) -> bool:
     children = network.get_submodule(".".join(path)).named_children()
     after = next((behind for (child, _), (_, behind) in itertools.pairwise(children) if child == last), None)
     kernel, mean = getattr(after, "kernel", None), getattr(after, "mean", None)
-    return isinstance(after, Layer) and kernel is not None and kernel.rotation_invariant and _is_zero(mean)
+    if not isinstance(after, Layer) or after.posterior.local or kernel is None:
+        return False
+    return bool(kernel.rotation_invariant) and _is_zero(mean)
 
 
 def _is_zero(mean: object) -> bool:
@@ -178,5 +180,5 @@ def _refusal(layer: nn.Module, name: str, culprit: str) -> str:
     return (
         f"Layer {name!r} ({type(layer).__name__}{of}) gives features that are known only up to a rotation, but "
         f"{culprit} would notice one. Only GP layers with an isotropic, linear or arc-cosine kernel (no ard, zero "
-        "mean) may use them, with no activation, weights or skip connection in between."
+        "mean, no inducing inputs of their own) may use them, with no activation, weights or skip connection between."
     )

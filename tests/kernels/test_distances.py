@@ -26,6 +26,14 @@ def test_values(n: int, m: int, d: int, device: str) -> None:
     torch.testing.assert_close(exponential(x, None, offset), plain(x, x, offset))
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e2), (torch.float32, 1e5), (torch.float64, 1e8)])
+def test_no_covariance_exceeds_the_variance(dtype: torch.dtype, scale: float) -> None:
+    """Rounding makes small distances of large numbers negative."""
+    x = (scale * torch.randn(100, 3)).to(dtype)
+    K = exponential(x, x[:20].clone(), torch.zeros((), dtype=dtype))
+    assert bool((K <= 1.0).all())
+
+
 def test_squares() -> None:
     x, z = torch.randn(2, 5, 3), torch.randn(2, 4, 3)
     torch.testing.assert_close(squares(x, z), torch.cdist(x, z).square())

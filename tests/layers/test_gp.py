@@ -146,6 +146,77 @@ def test_local_and_global_layers_mix() -> None:
     assert model.sample_functions(X, 2).shape == (2, 7)
 
 
+@pytest.mark.parametrize("form", ["whitened", "pseudo"])
+@pytest.mark.parametrize("behind", ["global", "wishart"])
+@pytest.mark.parametrize("noise", [None, 0.05])
+def test_inducing_rows_behind_a_local_layer_are_values_of_the_same_function(
+    form: str, behind: str, noise: float | None
+) -> None:
+    """The bound, whose data rows are independent, is the mean of importance weights, whose rows are drawn jointly."""
+    x = torch.linspace(-2, 2, 6)[:, None]
+    y = (2 * x[:, 0]).sin()
+    first = vb.GP(2, kernel=vb.SquaredExponential(1), noise=noise, posterior=vb.LocalInducing(4, form=form))
+    middle = vb.GP(2, kernel=vb.SquaredExponential(2), posterior=vb.GeneralizedWishart("plain"))
+    last = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.GlobalInducing(log_precision=2.0))
+    layers = [first, last] if behind == "global" else [first, middle, last]
+    model = vb.Model(nn.Sequential(*layers), vb.Gaussian(0.3), inducing=x[::2])
+    model.initialize(x, y)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        bound, weights = model.elbo(x, y, n_samples=3000), model.log_weights(x, y, 3000)
+        drawn, predicted = model.sample_functions(x, 3000), model.predict(x, 3000)
+    error = (weights.var() / len(weights) + bound.stderr**2).sqrt()
+    assert abs(bound.value - weights.mean()) < 4 * error
+    torch.testing.assert_close(predicted.epistemic.sqrt(), drawn.std(0), rtol=0.1, atol=0.0)
+
+
+def test_the_last_layer_starts_at_targets_less_its_mean() -> None:
+    x = torch.linspace(-3, 3, 20)[:, None]
+    y = 100.0 + x[:, 0].sin()
+    for precision in ("full", "natural"):
+        posterior = vb.GlobalInducing(precision, log_precision=6.0)
+        gp = vb.GP(1, kernel=vb.SquaredExponential(1), mean=vb.ConstantMean(100.0), posterior=posterior)
+        model = vb.Model(gp, vb.Gaussian(0.1), inducing=x[::2])
+        model.initialize(x, y)
+        torch.testing.assert_close(model.predict(x, 200).mean, y, rtol=0.0, atol=0.1)
+
+
+def test_a_matrix_that_cannot_be_factorized_at_the_start_is_named() -> None:
+    x = 1e6 * torch.randn(30, 2)
+    close = torch.cat([x[:5], x[:5] + 1e-4, x[:5] + 2e-4])
+    for posterior in (vb.GlobalInducing(), vb.GeneralizedWishart()):
+        first = vb.GP(2, kernel=vb.SquaredExponential(2), posterior=posterior)
+        network = nn.Sequential(first, vb.GP(1, kernel=vb.SquaredExponential(2)))
+        model = vb.Model(network, vb.Gaussian(0.1), inducing=close)
+        with pytest.raises(vb.NotPositiveDefiniteError, match="layer '0'"):
+            vb.fit(model, (x, x[:, 0]), steps=5, progress=False)
+        model.jitter.fill_(1e-2)
+        vb.fit(model, (x, x[:, 0]), steps=5, progress=False)
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_inducing_inputs_of_their_own_among_imagined_features_are_refused(sequential: bool) -> None:
+    class Custom(nn.Module):
+        def __init__(self, *layers: nn.Module) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                rows = layer(rows)
+            return rows
+
+    kernel = vb.SquaredExponential(2)
+    for first in (
+        vb.GP(2, kernel=kernel, posterior=vb.GeneralizedWishart()),
+        vb.InverseWishartProcess(kernel=kernel, out_features=2),
+    ):
+        last = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(5))
+        network = (nn.Sequential if sequential else Custom)(first, last)
+        with pytest.raises(vb.ConfigurationError, match="inducing inputs of"):
+            vb.Model(network, vb.Gaussian(), inducing=X[:6])
+
+
 def test_rows_of_another_width_are_named() -> None:
     gp = vb.GP(1, kernel=vb.SquaredExponential(3), posterior=vb.LocalInducing(3))
     model = vb.Model(nn.Sequential(nn.Identity(), gp), vb.Gaussian())

@@ -8,13 +8,14 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, constraints
 
 from vibayes import linalg
 from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
 
 __all__ = [
+    "GramMatrices",
     "MatrixDistribution",
     "check_degrees",
     "check_dtypes",
@@ -71,6 +72,16 @@ class MatrixDistribution(Distribution, ABC):
         new._finish(self.event_shape)
         return new
 
+    def __repr__(self) -> str:
+        """The distribution in a line, by the shapes of its parameters."""
+        parts = []
+        for name in self._item_axes:
+            value = getattr(self, name)
+            if value is not None:
+                shape = getattr(value, "shape", None)
+                parts.append(f"{name}: {value if shape is None else tuple(shape)}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     def _noise(self, like: Tensor, sample_shape: Sequence[int], noise: Tensor | None) -> Tensor:
         shape = torch.Size(sample_shape) + self.noise_shape
         if noise is None:
@@ -94,6 +105,24 @@ class MatrixDistribution(Distribution, ABC):
             raise ShapeError(
                 f"Expected a factor F with {rows} rows and at least {width} columns, got shape {tuple(F.shape)}."
             )
+
+
+class GramMatrices(constraints.Constraint):
+    """Symmetric matrices whose leading block, of the rank of a draw, is positive definite.
+
+    A singular matrix has eigenvalues that are zero up to rounding, to either side of it.
+    """
+
+    event_dim = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def check(self, value: Tensor) -> Tensor:
+        """Whether each of them is one."""
+        symmetric: Tensor = torch.isclose(value, value.mT, atol=1e-6).all(-1).all(-1)
+        info: Tensor = torch.linalg.cholesky_ex(value[..., : self.rank, : self.rank]).info
+        return symmetric & (info == 0)
 
 
 def values_visible(validate_args: bool | None, *tensors: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch.distributions import constraints
 from vibayes import linalg
 from vibayes.distributions.bartlett import FactorSample, bartlett_factor, trapezoid, triangularize
 from vibayes.distributions.base import (
+    GramMatrices,
     MatrixDistribution,
     check_degrees,
     check_dtypes,
@@ -66,7 +67,6 @@ class GeneralizedSingularWishart(MatrixDistribution):
         "mu": constraints.real,
         "sigma": constraints.positive,
     }
-    support = constraints.positive_semidefinite
     _item_axes = {"scale_tril": 2, "alpha": 1, "beta": 1, "mu": 2, "sigma": 2, "A": 2, "B": 2}  # noqa: RUF012
 
     def __init__(
@@ -111,6 +111,11 @@ class GeneralizedSingularWishart(MatrixDistribution):
                 raise ConfigurationError("B must be lower triangular, but has entries above its diagonal.")
         self.A = SquareMatrix(A) if isinstance(A, Tensor) else A
         self._finish((n, n))
+
+    @constraints.dependent_property(is_discrete=False, event_dim=2)
+    def support(self) -> constraints.Constraint:
+        """Gram matrices of the rank of a draw."""
+        return GramMatrices(self.rank)
 
     @property
     def scale(self) -> Float[Tensor, "*batch n n"]:

@@ -17,7 +17,7 @@ from vibayes.distributions.bartlett import (
     trapezoid,
     triangularize,
 )
-from vibayes.distributions.base import MatrixDistribution, check_degrees, check_dtypes, scale_factor
+from vibayes.distributions.base import GramMatrices, MatrixDistribution, check_degrees, check_dtypes, scale_factor
 from vibayes.gamma import NOISE_PER_GAMMA
 
 __all__ = ["Wishart"]
@@ -51,7 +51,6 @@ class Wishart(MatrixDistribution):
         "scale_tril": constraints.lower_cholesky,
         "nu": constraints.positive,
     }
-    support = constraints.positive_semidefinite
     _item_axes = {"scale_tril": 2, "nu": 0}  # noqa: RUF012
 
     def __init__(
@@ -69,6 +68,11 @@ class Wishart(MatrixDistribution):
             check_dtypes(scale=self.scale_tril, nu=nu)
         self.nu = nu
         self._finish((n, n))
+
+    @constraints.dependent_property(is_discrete=False, event_dim=2)
+    def support(self) -> constraints.Constraint:
+        """Gram matrices of the rank of a draw."""
+        return GramMatrices(self.rank)
 
     @property
     def scale(self) -> Float[Tensor, "*batch n n"]:

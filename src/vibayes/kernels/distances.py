@@ -108,7 +108,8 @@ def _exponential(x: Tensor, z: Tensor | None, offset: Tensor) -> Tensor:
     found = _affine_squares(x, z, -0.5, offset)
     if z is None:
         found.diagonal(dim1=-2, dim2=-1).copy_(offset[..., None])
-    return found.exp_()
+    # rounding makes distances of rows far from zero negative, and no covariance may exceed the variance
+    return torch.minimum(found, offset[..., None, None], out=found).exp_()
 
 
 def _shape(x: Tensor, z: Tensor | None, offset: Tensor) -> Tensor:

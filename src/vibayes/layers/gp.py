@@ -9,7 +9,7 @@ from torch import Tensor
 from vibayes import linalg
 from vibayes.conditionals import conditional_moments, conditional_rows
 from vibayes.draw import fits
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.errors import ConfigurationError, ShapeError, kind_of
 from vibayes.kernels.base import Kernel
 from vibayes.kernels.deep import check_features
 from vibayes.kernels.white import White
@@ -60,14 +60,14 @@ class GP(Layer):
     ) -> None:
         if not isinstance(kernel, Kernel):
             raise ConfigurationError(
-                f"kernel must be a kernel such as SquaredExponential(in_features), got {type(kernel).__name__}."
+                f"kernel must be a kernel such as SquaredExponential(in_features), got {kind_of(kernel)}."
             )
         super().__init__(kernel.in_features, out_features, GlobalInducing() if posterior is None else posterior)
         self.kernel = kernel
         self.inducing_features = kernel.on_features.in_features
         self.mean = ZeroMean() if mean is None else mean
         if not isinstance(self.mean, Mean):
-            raise ConfigurationError(f"mean must be a mean function such as ConstantMean(), got {type(mean).__name__}.")
+            raise ConfigurationError(f"mean must be a mean function such as ConstantMean(), got {kind_of(mean)}.")
         self.mean.check(self.in_features, out_features)
         if self.posterior.rotates and not isinstance(self.mean, ZeroMean):
             raise ConfigurationError(
@@ -86,6 +86,11 @@ class GP(Layer):
         diagonal = self.kernel.on_features.diag(x)
         return diagonal if self.white is None else diagonal + self.white.diag(x)
 
+    def offset(self, rows: Float[Tensor, "n d"]) -> Tensor:
+        """The mean function, from which the posterior's values are counted."""
+        mean: Tensor = self.mean(rows)
+        return mean
+
     def inducing_rows(self, inputs: Float[Tensor, "m d"]) -> Float[Tensor, "m w"]:
         """What the kernel compares of the inputs: themselves, or a deep kernel's features of them."""
         return self.kernel.features(inputs)
@@ -98,9 +103,14 @@ class GP(Layer):
                 f"GP layer {name!r} expects rows of shape [N, {self.in_features}] (its kernel's in_features), "
                 f"got {list(rows.shape)}. Flatten images before it."
             )
+        posterior = self.posterior
+        if posterior.local and rows.shape[1] != self.in_features:
+            raise ConfigurationError(
+                f"Layer {name!r} has inducing inputs of its own, but its rows are imagined features of an "
+                "InverseWishartProcess, of which only inner products have a meaning. Use GlobalInducing() there."
+            )
         if draw.initializing:
             self.initialize(rows)
-        posterior = self.posterior
         features = self.kernel.features(rows)  # the rows themselves, unless the kernel is deep
         z = posterior.inputs if posterior.local else features[: draw.n_inducing]
         x = features if posterior.local else features[draw.n_inducing :]
@@ -117,6 +127,9 @@ class GP(Layer):
         v = posterior.sample(site, draw) if q is None else q.mean  # [M, P]
         if q is not None:
             draw.add(name, -linalg.gaussian_kl(q.mean, q.factor, q.log_det))
+        if posterior.local and draw.n_inducing > 0 and not draw.joint and name != draw.output_layer:
+            v = v if q is None else q.draw(draw.randn(f"{name}.inducing", *q.mean.shape, like=q.mean))
+            return self._rows_of_one_function(v, z, x, prior_mean)
 
         covariance = None
         if q is not None and not draw.joint:
@@ -139,6 +152,8 @@ class GP(Layer):
         variance = variance.clamp_min(torch.finfo(variance.dtype).tiny)
         inducing = None if posterior.local else factor.multiply(v) + prior_mean[: draw.n_inducing]
         out = draw.gaussian_rows(name, mean, variance, covariance, inducing)
+        if posterior.rotates:
+            draw.rotated.append(out)
         if posterior.sites is not None and draw.output is not None and torch.is_grad_enabled():
             with torch.no_grad():
                 projection = exact.solve_transposed(exact.solve(Kit.to(Kii.dtype)))  # K^-1 Kit  [M, N]
@@ -146,10 +161,30 @@ class GP(Layer):
             draw.output = replace(draw.output, projection=projection[:, first:], offset=offset[first:])
         return out
 
+    def _rows_of_one_function(self, v: Tensor, z: Tensor, x: Tensor, prior_mean: Tensor) -> Tensor:
+        """Values of a layer with inducing inputs of its own at global inducing rows, jointly, and at data rows.
+
+        Layers behind look at the inducing rows and a data row together, so these must be values of one function.
+        `u = L v` at the layer's own inputs `z` goes on to the inducing rows as the prior has it: with `L` the factor of
+        the covariance of both, all of it is `L [v, w]`, `w ~ N(0, I)`. Data rows are then independent given it.
+        """
+        draw, name = self.draw()
+        M = draw.n_inducing
+        both = torch.cat([z, x[:M]])
+        K = linalg.add_jitter(self.covariance(both.double()), draw.jitter)
+        factor = draw.factor(name, K, jitter=False)
+        w = draw.randn(f"{name}.between", M, self.out_features, like=v)
+        v = torch.cat([v, w])
+        mean, loss = conditional_rows(factor, self.kernel.on_features(both, x[M:]), v)  # [N, P], [N]
+        variance = (self.variance(x[M:]) - loss)[:, None].clamp_min(torch.finfo(loss.dtype).tiny)
+        inducing = factor.to(v.dtype).multiply(v)[len(z) :] + prior_mean[:M]
+        return draw.gaussian_rows(name, mean + prior_mean[M:], variance, None, inducing)
+
     def initialize(self, rows: Tensor) -> None:
         """Set data-dependent starts of the posterior and the mean function from the rows that come in."""
         features = self.kernel.features(rows)
-        check_features(features, f"the deep kernel of layer {self.name!r}", rows)
+        if self.kernel.on_features is not self.kernel:
+            check_features(features, f"the deep kernel of layer {self.name!r}", rows)
         super().initialize(features)
         self.mean.initialize(rows)
 

@@ -98,7 +98,8 @@ class InverseWishartProcess(Layer):
         inducing = nn.functional.pad(factor.multiply(W), (0, R.shape[1]))
         features = torch.cat([inducing, torch.cat([seen.mT @ W, R], 1)])  # [M + N, M + 1] or [M + N, M + N]
         draw.imagine(self.out_features, features.shape[1])
-        return math.sqrt(self.out_features) * features
+        draw.rotated.append(math.sqrt(self.out_features) * features)
+        return draw.rotated[-1]
 
     def _residual(self, x: Tensor, A: Tensor, draw: Draw, name: str) -> Tensor:
         """What data rows have beyond inducing rows: `sqrt(g)` per row, or a factor of their joint Gram matrix."""

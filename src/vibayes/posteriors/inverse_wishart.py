@@ -55,7 +55,7 @@ class InverseWishartPosterior(Posterior):
         """Start the scatter at `extra K`, with the kernel matrix that the first draw meets."""
         M = self.V.shape[0]
         K = linalg.add_jitter(layer.covariance(rows[:M].double()), linalg.JITTER)
-        self.V.copy_(self.extra.value.sqrt() * linalg.cholesky(K)[0])
+        self.V.copy_(self.extra.value.sqrt() * linalg.semidefinite_factor(K))
 
     def distribution(self, site: GramSite, draw: Draw) -> InverseWishart:
         """The posterior of the Gram matrix of the inducing rows."""

@@ -98,7 +98,7 @@ class GeneralizedWishart(Posterior):
         """Put the learned part of the scale matrix where the prior's is: `V V^T = K / nu` in the first draw."""
         M = self.V.shape[0]
         K = linalg.add_jitter(layer.covariance(rows[:M].double()), linalg.JITTER)
-        self.V.copy_(linalg.cholesky(K)[0] / math.sqrt(layer.out_features))
+        self.V.copy_(linalg.semidefinite_factor(K) / math.sqrt(layer.out_features))
 
     def distribution(self, L: Float[Tensor, "m m"], nu: int) -> GeneralizedSingularWishart:
         """The posterior of the Gram matrix, given the factor `L` of its scale matrix."""

@@ -202,7 +202,7 @@ def current_draw(layer: str) -> Draw:
         raise ConfigurationError(
             f"{layer} is a Bayesian layer and was called outside a Model, where there is no draw. "
             "Put the network into vibayes.Model(network, likelihood) and call the model's elbo, predict or "
-            "sample_functions."
+            "sample_functions. Activation checkpointing, which calls layers again after the pass, cannot be used."
         )
     return draw
 

@@ -260,3 +260,12 @@ def test_bad_channels_and_options() -> None:
             vb.Conv2d(2, 2, 3, **{option: 2})
     with pytest.raises(ConfigurationError, match="outside a Model"):
         vb.Conv2d(2, 3, 3)(torch.randn(1, 2, 5, 5))
+
+
+def test_given_patches_are_in_the_units_of_their_channels() -> None:
+    images = 3.0 + 2.0 * torch.randn(6, 2, 4, 4) * torch.tensor([1.0, 5.0])[:, None, None]
+    patches = images[:, :, :3, :3].flatten(1)
+    first = vb.Conv2d(2, 1, 3, posterior=vb.LocalInducing(6, inputs=patches))
+    model = vb.Model(nn.Sequential(first, nn.Flatten()), vb.Gaussian(), standardize="inputs")
+    model.initialize(images, torch.randn(6, 4))
+    torch.testing.assert_close(first.posterior.inputs, model.units.inputs(images)[:, :, :3, :3].flatten(1))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -220,8 +221,25 @@ def test_inducing_inputs_of_their_own_among_imagined_features_are_refused(sequen
 def test_rows_of_another_width_are_named() -> None:
     gp = vb.GP(1, kernel=vb.SquaredExponential(3), posterior=vb.LocalInducing(3))
     model = vb.Model(nn.Sequential(nn.Identity(), gp), vb.Gaussian())
-    with pytest.raises(vb.ShapeError, match=r"GP layer '1' expects rows of shape \[N, 3\].*got \[7, 2\].*Flatten"):
+    with pytest.raises(vb.ShapeError, match=r"GP layer '1' expects rows of shape \[N, 3\].*got \[7, 2\].*width"):
         model.elbo(X, X[:, 0])
+
+
+def test_starts_of_pseudo_outputs_may_be_arrays_and_must_fit() -> None:
+    kernel = vb.SquaredExponential(2)
+    given = vb.GlobalInducing(pseudo_outputs=np.ones((3, 1)), log_precision=torch.zeros(3))
+    gp = vb.GP(1, kernel=kernel, posterior=given)
+    vb.Model(gp, vb.Gaussian(), inducing=X[:3])
+    assert gp.posterior.pseudo_outputs.tolist() == [[1.0]] * 3
+    for precision in ("diagonal", "full", "natural", "per_output"):
+        wrong = vb.GP(1, kernel=kernel, posterior=vb.GlobalInducing(precision, log_precision=torch.zeros(2)))
+        with pytest.raises(vb.ShapeError, match=r"one per inducing row, \[3\].*got \[2\]"):
+            vb.Model(wrong, vb.Gaussian(), inducing=X[:3])
+
+
+def test_noise_of_zero_is_said_to_be_none() -> None:
+    with pytest.raises(vb.ConfigurationError, match=r"noise must be a positive variance, got 0\.0.*leave it out"):
+        vb.GP(1, kernel=vb.SquaredExponential(2), noise=0.0)
 
 
 def test_refusals() -> None:

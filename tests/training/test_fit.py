@@ -283,6 +283,13 @@ def test_a_run_that_never_was_well_is_an_error() -> None:
         vb.fit(model, (x, x[:, 0]), steps=100, progress=False)
 
 
+def test_parameters_without_a_part_in_the_bound_are_nothing_to_train() -> None:
+    x = torch.randn(10, 2)
+    layer = vb.Linear(2, 1, prior=vb.ScalePrior(), posterior=vb.FromPrior())
+    with pytest.raises(vb.ConfigurationError, match="part in the bound"):
+        vb.fit(vb.Model(layer, vb.Gaussian(0.1, learn=False)), (x, x[:, 0]), steps=3, progress=False)
+
+
 @pytest.mark.parametrize("name", ["kl_weight", "lr_schedule"])
 @pytest.mark.parametrize("value", [-1.0, float("nan"), lambda step: 1.0 - step])
 def test_schedules_must_not_be_negative(name: str, value: object) -> None:

@@ -189,6 +189,8 @@ def check_lower(validate_args: bool | None, name: str, tensor: Tensor) -> None:
 
 
 def _check_square(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ConfigurationError(f"{name} must be a tensor, a square matrix, got {type(tensor).__name__}.")
     if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] == 0:
         raise ShapeError(f"{name} must be a square matrix after any batch axes, got shape {tuple(tensor.shape)}.")
     check_dtypes(**{name: tensor})

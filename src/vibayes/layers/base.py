@@ -1,12 +1,16 @@
 """What every Bayesian layer is: a prior over functions, with a posterior chosen separately."""
 
 import copy
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from vibayes.draw import Draw, current_draw
 from vibayes.errors import ConfigurationError, kind_of
 from vibayes.posteriors.base import Posterior
+
+if TYPE_CHECKING:
+    from vibayes.data import Units
 
 __all__ = ["Layer"]
 
@@ -91,15 +95,19 @@ class Layer(nn.Module):
 
     def draw(self) -> tuple[Draw, str]:
         """The draw in progress and this layer's name."""
-        name = self.name if self.name is not None else type(self).__name__
-        draw = current_draw(name)
+        kind = type(self).__name__
+        draw = current_draw(kind if self.name is None else f"{kind} {self.name!r}")
         if self.name is None:
-            raise ConfigurationError(f"{name} is not part of the Model that is running.")
+            raise ConfigurationError(f"{kind} is not part of the Model that is running.")
         return draw, self.name
 
     def value_shape(self, rows: Tensor) -> tuple[int, ...]:
         """The shape of one row that goes out, given the rows that come in."""
         return (self.out_features,)
+
+    def in_units(self, inputs: Tensor, units: "Units") -> Tensor:
+        """Inducing inputs that were given for the layer, a model's first, in the model's units."""
+        return units.inputs(inputs)
 
     def inducing_rows(self, inputs: Tensor) -> Tensor:
         """What the layer keeps of inducing inputs given for it: themselves, or features of them."""

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.convolution import Geometry, normal_equations
+from vibayes.data import Units
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.layers.weights import WeightLayer, with_ones
@@ -124,6 +125,13 @@ class Conv2d(WeightLayer):
     def _remembers_size(self) -> bool:
         """Whether the variational parameters are images."""
         return self.posterior.takes_inducing and not self.posterior.is_prior
+
+    def in_units(self, inputs: Tensor, units: Units) -> Tensor:
+        """Patches by the statistics of their channels."""
+        if not units.of_inputs:
+            return inputs
+        mean, scale = (t[:, 0, 0].repeat_interleave(self.geometry.taps) for t in (units.x_mean, units.x_scale))
+        return (inputs - mean) / scale
 
     def value_shape(self, rows: Tensor) -> tuple[int, ...]:
         """Channels, height and width that go out."""

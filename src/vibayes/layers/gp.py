@@ -74,6 +74,8 @@ class GP(Layer):
                 f"A layer with a {type(self.posterior).__name__} posterior must have a zero mean: its Gram matrix is "
                 "Wishart only then. Leave out mean=, or use GlobalInducing()."
             )
+        if isinstance(noise, int | float) and not noise > 0:
+            raise ConfigurationError(f"noise must be a positive variance, got {noise}. For none, leave it out.")
         self.white = None if noise is None else White(self.inducing_features, variance=positive(noise))
 
     def covariance(self, x: Float[Tensor, "n w"]) -> Float[Tensor, "n n"]:
@@ -101,7 +103,8 @@ class GP(Layer):
         if not fits(rows, self.in_features):
             raise ShapeError(
                 f"GP layer {name!r} expects rows of shape [N, {self.in_features}] (its kernel's in_features), "
-                f"got {list(rows.shape)}. Flatten images before it."
+                f"got {list(rows.shape)}. "
+                + ("Flatten images before it." if rows.ndim > 2 else "Change the width of what comes before it.")
             )
         posterior = self.posterior
         if posterior.local and rows.shape[1] != self.in_features:

@@ -80,7 +80,8 @@ class InverseWishartProcess(Layer):
         if not fits(rows, self.in_features):
             raise ShapeError(
                 f"InverseWishartProcess {name!r} expects rows of shape [N, {self.in_features}] (its kernel's "
-                f"in_features), got {list(rows.shape)}. Flatten images before it."
+                f"in_features), got {list(rows.shape)}. "
+                + ("Flatten images before it." if rows.ndim > 2 else "Change the width of what comes before it.")
             )
         if draw.initializing:
             self.initialize(rows)

@@ -51,7 +51,7 @@ class Linear(WeightLayer):
         if rows.ndim != 2 or rows.shape[1] != self.in_features:
             raise ShapeError(
                 f"Linear layer {self.name!r} expects rows of shape [N, {self.in_features}], got {list(rows.shape)}. "
-                "Change in_features, or flatten what comes before it."
+                + ("Change in_features." if rows.ndim == 2 else "Each row must be a vector: flatten it before.")
             )
 
     def values(self, rows: Float[Tensor, "n d"], w: Float[Tensor, "k p"]) -> Float[Tensor, "n p"]:

@@ -161,7 +161,7 @@ class LocalInducing(Posterior):
         """Take given inducing inputs from user units to the model's, where this is the model's first layer."""
         if self.given_inputs is not None:
             given = self.given_inputs.to(self.inputs.dtype).to(self.inputs.device)
-            self.inputs.copy_(layer.inducing_rows(units.inputs(given)))
+            self.inputs.copy_(layer.inducing_rows(layer.in_units(given, units)))
 
     def marginal(self, site: Site) -> Gaussian | None:
         """`q(v)`, a Gaussian per output; None for more weights than inducing inputs, where drawing is cheaper."""

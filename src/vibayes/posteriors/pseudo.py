@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vibayes import linalg
+from vibayes.data import as_tensor
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.factor_products import gram
@@ -66,6 +67,8 @@ def create_pseudo_outputs(
         log_precision: what the log precision starts at.
         scale: how much faster than other parameters a diagonal log precision moves.
     """
+    if outputs is not None:
+        outputs = as_tensor(outputs, "pseudo_outputs")
     if outputs is not None and tuple(outputs.shape) != shape:
         raise ShapeError(
             f"pseudo_outputs of layer {layer.name!r} must be {list(shape)} (inducing rows, outputs); "
@@ -80,13 +83,18 @@ def create_pseudo_outputs(
     dtype = torch.get_default_dtype()
     start = torch.randn(shape) if outputs is None else outputs.detach().to(dtype, copy=True)
     log_precision = torch.as_tensor(log_precision, dtype=dtype)
+    fits = [(), (M,)] + ([(P, M)] if kind == "per_output" else [])
+    if tuple(log_precision.shape) not in fits:
+        more = f", or one per output and row, [{P}, {M}]" if kind == "per_output" else ""
+        raise ShapeError(
+            f"log_precision of layer {layer.name!r} must be one number or one per inducing row, [{M}]{more}; got "
+            f"{list(log_precision.shape)}."
+        )
     if kind == "natural":
         posterior.add_module("natural", NaturalSites(layer, start, log_precision))
         return
     posterior.pseudo_outputs = nn.Parameter(start)
     if kind.startswith("full"):
-        if log_precision.ndim > 1:
-            raise ShapeError(f'log_precision of a "{kind}" precision is one number or one per inducing row.')
         factor = torch.diag_embed(0.5 * log_precision.expand(M))
         posterior.raw_factor = nn.Parameter(factor if kind == "full" else factor.repeat(P, 1, 1))
     else:

@@ -173,6 +173,8 @@ class AdamRun:
         bound = self._bound()
         log_likelihood, log_ratio = bound.log_likelihood.mean(1), bound.log_ratio.mean(1)
         objective = log_likelihood + self.kl_weight * log_ratio + bound.log_prior  # [R]
+        if not objective.requires_grad:
+            raise ConfigurationError("No parameter that is to be trained has a part in the bound.")
         gradients = torch.autograd.grad(-objective.sum(), problem.parameters, allow_unused=True)
         gradients = tuple(
             torch.zeros_like(p) if g is None else g for p, g in zip(problem.parameters, gradients, strict=True)

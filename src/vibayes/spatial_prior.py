@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vibayes import linalg
 from vibayes.distributions import InverseWishart
-from vibayes.distributions.bartlett import bartlett_factor, log_multigamma, standard_shapes
+from vibayes.distributions.bartlett import bartlett_factor, log_multigamma, multidigamma, standard_shapes
 from vibayes.draw import Draw
 from vibayes.gamma import NOISE_PER_GAMMA
 from vibayes.parameters import Positive
@@ -155,7 +155,7 @@ def _kl(C: linalg.Factor, nu: Tensor) -> Float[Tensor, ""]:
     nu0 = n + 1.0
     log_ratio = C.log_det - n * math.log(n + 1.0)  # log |S| - log |S0|
     trace = (n + 1.0) * C.solve(_identity(C.lower)).square().sum((-2, -1))  # tr(S0 S^-1)
-    digammas = torch.digamma(standard_shapes(nu, n, C.lower)).sum(-1)
+    digammas = multidigamma(nu, n, C.lower)
     found: Tensor = (
         0.5 * nu0 * log_ratio
         + 0.5 * nu * (trace - n)

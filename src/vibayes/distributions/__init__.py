@@ -3,6 +3,7 @@
 They follow `torch.distributions`, work inside `torch.func.vmap`, and take prepared noise.
 """
 
+import vibayes.distributions.divergences  # noqa: F401  (registers them with torch)
 from vibayes.distributions.bartlett import FactorSample
 from vibayes.distributions.generalized_wishart import GeneralizedSingularWishart
 from vibayes.distributions.inverse_wishart import InverseWishart

@@ -10,7 +10,15 @@ from torch import Tensor
 from vibayes import linalg
 from vibayes.gamma import NOISE_PER_GAMMA, gamma_from_normals
 
-__all__ = ["FactorSample", "bartlett_factor", "log_multigamma", "standard_shapes", "trapezoid", "triangularize"]
+__all__ = [
+    "FactorSample",
+    "bartlett_factor",
+    "log_multigamma",
+    "multidigamma",
+    "standard_shapes",
+    "trapezoid",
+    "triangularize",
+]
 
 
 class FactorSample(NamedTuple):
@@ -70,6 +78,11 @@ def log_multigamma(nu: float | Tensor, p: int) -> Tensor | float:
     if isinstance(nu, Tensor):
         return constant + torch.lgamma(standard_shapes(nu, p, nu)).sum(-1)
     return constant + sum(math.lgamma(0.5 * (nu - j)) for j in range(p))
+
+
+def multidigamma(nu: float | Tensor, p: int, like: Tensor) -> Tensor:
+    """`psi_p(nu / 2)`, the derivative of the logarithm of the multivariate gamma function at `nu / 2`."""
+    return torch.digamma(standard_shapes(nu, p, like)).sum(-1)
 
 
 def trapezoid(G: Float[Tensor, "*batch n n"], nt: int) -> Float[Tensor, "*batch n nt"]:

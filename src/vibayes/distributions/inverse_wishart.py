@@ -9,7 +9,13 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from vibayes import linalg
-from vibayes.distributions.bartlett import FactorSample, bartlett_factor, log_multigamma, standard_shapes
+from vibayes.distributions.bartlett import (
+    FactorSample,
+    bartlett_factor,
+    log_multigamma,
+    multidigamma,
+    standard_shapes,
+)
 from vibayes.distributions.base import MatrixDistribution, check_degrees, check_dtypes, scale_factor
 from vibayes.errors import ConfigurationError
 from vibayes.gamma import NOISE_PER_GAMMA
@@ -129,6 +135,13 @@ class InverseWishart(MatrixDistribution):
         product = diagonal[..., :, None] * diagonal[..., None, :]
         variance = ((e + 1) * S.square() + (e - 1) * product) / (e * (e - 1).square() * (e - 3))
         return torch.where(e > 3, variance, math.nan)
+
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """The mean of `-log p(G)`."""
+        n, nu = self.event_shape[0], self.nu
+        log_det = linalg.logdet_factor(self.scale_tril) - n * math.log(2.0)
+        rest = log_multigamma(nu, n) - 0.5 * (nu + n + 1) * multidigamma(nu, n, log_det) + 0.5 * nu * n
+        return (0.5 * (n + 1) * log_det + rest).expand(self.batch_shape)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         nu = torch.as_tensor(self.nu, dtype=self.scale_tril.dtype, device=self.scale_tril.device)

@@ -89,6 +89,12 @@ class MatrixNormal(MatrixDistribution):
             - 0.5 * n * p * math.log(2 * math.pi)
         )
 
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """The mean of `-log p(X)`."""
+        n, p = self.event_shape
+        log_det = p * linalg.logdet_factor(self.row_factor) + n * linalg.logdet_factor(self.column_factor)
+        return (0.5 * (log_det + n * p * (1.0 + math.log(2 * math.pi)))).expand(self.batch_shape)
+
     @property
     def mean(self) -> Float[Tensor, "*batch n p"]:
         """The mean."""

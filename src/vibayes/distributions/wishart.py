@@ -13,11 +13,13 @@ from vibayes.distributions.bartlett import (
     FactorSample,
     bartlett_factor,
     log_multigamma,
+    multidigamma,
     standard_shapes,
     trapezoid,
     triangularize,
 )
 from vibayes.distributions.base import GramMatrices, MatrixDistribution, check_degrees, check_dtypes, scale_factor
+from vibayes.errors import ConfigurationError
 from vibayes.gamma import NOISE_PER_GAMMA
 
 __all__ = ["Wishart"]
@@ -151,6 +153,15 @@ class Wishart(MatrixDistribution):
         S = self.scale.expand(self._extended_shape())
         diagonal = S.diagonal(dim1=-2, dim2=-1)
         return self._nu * (S.square() + diagonal[..., :, None] * diagonal[..., None, :])
+
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """The mean of `-log p(G)`; there is none of singular matrices, whose densities are of some elements only."""
+        n, nu = self.event_shape[0], self.nu
+        if self.rank < n:
+            raise ConfigurationError(f"A singular Wishart (nu = {nu} < N = {n}) has no entropy: use kl_divergence.")
+        log_det = linalg.logdet_factor(self.scale_tril) + n * math.log(2.0)
+        rest = log_multigamma(nu, n) - 0.5 * (nu - n - 1) * multidigamma(nu, n, log_det) + 0.5 * nu * n
+        return (0.5 * (n + 1) * log_det + rest).expand(self.batch_shape)
 
     @property
     def _nu(self) -> float | Tensor:

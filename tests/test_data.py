@@ -250,3 +250,9 @@ def test_statistics_of_images_have_the_shape_of_a_row() -> None:
     old = {**units.state_dict(), "x_mean": x.mean(0), "x_scale": x.std(0, correction=0)}
     units.load_state_dict(old)
     torch.testing.assert_close(units.inputs(x).mean(0), torch.zeros(2, 4, 4), atol=1e-12, rtol=0)
+
+
+def test_missing_values_of_pandas_are_nan() -> None:
+    frame = pd.DataFrame({"a": pd.array([1, None], dtype="Int64"), "b": [0.5, 1.5]})
+    with pytest.raises(vb.DataError, match=r"x has 1 value.*NaN, in row 1, column 0"):
+        as_rows(frame, "x")

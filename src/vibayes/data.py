@@ -1,6 +1,7 @@
 """What enters a model: arrays of any kind become checked tensors, and units become the model's own."""
 
 import logging
+import math
 import numbers
 from typing import Any
 
@@ -50,8 +51,10 @@ def as_tensor(values: Any, what: str, *, device: torch.device | None = None) -> 
             array = np.asarray(values)
         except ValueError as error:  # ragged lists
             raise DataError(f"{what} cannot be read as an array: {error}.") from None
-        if array.dtype == object and all(v is None or isinstance(v, numbers.Real | np.bool_) for v in array.flat):
-            array = array.astype(np.float64)  # columns of different types, as data frames have; None becomes NaN
+        if array.dtype == object and all(_is_missing(v) or isinstance(v, numbers.Real | np.bool_) for v in array.flat):
+            # columns of different types, as data frames have
+            numeric = [math.nan if _is_missing(v) else float(v) for v in array.flat]
+            array = np.array(numeric, dtype=np.float64).reshape(array.shape)
         if array.dtype.kind not in "buif":
             raise DataError(
                 f"{what} holds values of type {array.dtype}; numbers are needed. "
@@ -63,6 +66,10 @@ def as_tensor(values: Any, what: str, *, device: torch.device | None = None) -> 
     if tensor.is_complex():
         raise DataError(f"{what} is complex; real numbers are needed.")
     return tensor.to(device) if device is not None else tensor
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ == "NAType"  # pandas.NA
 
 
 def check_finite(tensor: Tensor, what: str) -> None:

@@ -157,3 +157,9 @@ def test_a_loader_keeps_its_own_batch_size() -> None:
     assert as_batches(loader, 4, 0).batch_size == 4
     with pytest.raises(vb.ConfigurationError, match="must have a batch_size"):
         as_batches(DataLoader(TensorDataset(X, Y), batch_size=None), None, 0)
+
+
+def test_a_loader_without_batches_says_why() -> None:
+    loader = DataLoader(TensorDataset(torch.randn(5, 2), torch.randn(5)), batch_size=10, drop_last=True)
+    with pytest.raises(vb.DataError, match=r"no batch: 5 rows, batch_size=10, drop_last=True"):
+        as_batches(loader, None, 0)

@@ -162,10 +162,15 @@ class _FromLoader(Batches):
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         dataset = loader.dataset
-        if not isinstance(dataset, Sized) or len(loader) == 0:
+        if not isinstance(dataset, Sized):
             raise DataError(
                 "The DataLoader's dataset must have a length: the bound needs the number of rows. "
                 "Wrap a stream in a Dataset with __len__."
+            )
+        if len(loader) == 0:
+            raise DataError(
+                f"The DataLoader gives no batch: {len(dataset)} rows, batch_size={loader.batch_size}, "
+                f"drop_last={loader.drop_last}. Use a smaller batch_size, or drop_last=False."
             )
         if loader.batch_size is None:
             raise ConfigurationError("The DataLoader must have a batch_size.")

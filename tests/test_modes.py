@@ -120,3 +120,20 @@ def test_data_that_do_not_fit_leave_a_model_as_it_was() -> None:
         vb.fit(model, (x[:, :4], y[:, None]), steps=2, progress=False)
     vb.fit(model, (x, y), steps=2, progress=False)
     assert model.predict(x).mean.shape == (60,)
+
+
+def test_averages_of_a_replica_that_stopped_stay() -> None:
+    x, y = data()
+    for chunk in (1, 2):
+        torch.manual_seed(1)
+        models = [normed(vb.Point()), normed(vb.Point())]
+        vb.fit_many(
+            models,
+            [(x, y), (x, -y)],
+            steps=40,
+            log_every=10,
+            chunk=chunk,
+            progress=False,
+            callback=lambda logged: logged.replica == 0,
+        )
+        assert [int(model.network[1].num_batches_tracked) for model in models] == [10, 40]

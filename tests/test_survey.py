@@ -1,6 +1,7 @@
 """What models find out about a network: its last layer, averages behind Bayesian layers, changes in place."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -47,14 +48,12 @@ def test_the_layer_whose_rows_are_the_output_is_found_whatever_holds_it() -> Non
         found = survey(network, layers, rows)
         assert found is not None
         assert found.output == output
-        assert all("forward" not in vars(layer) for layer in layers.values())
         assert network.training
 
 
 def test_a_network_that_cannot_run_is_left_to_a_pass_with_real_values() -> None:
     layer = linear()
     assert survey(nn.Sequential(nn.Linear(2, 3), layer), {"1": layer}, torch.randn(4, 5)) is None
-    assert "forward" not in vars(layer)
 
 
 @pytest.mark.parametrize("posterior", [vb.MeanField(variance=0.1), vb.GlobalInducing(), vb.LocalInducing(5)])
@@ -174,3 +173,61 @@ def test_an_output_that_is_not_what_it_was_is_refused() -> None:
     model.network.register_forward_hook(lambda module, rows, out: 2.0 * out)
     with pytest.raises(ConfigurationError, match="hooks"):
         model.predict(torch.randn(4, 3))
+
+
+def test_what_a_network_does_in_one_mode_only_counts() -> None:
+    """Dropout returns its input in evaluation mode, and changes it in place in the other."""
+    x, y = torch.randn(20, 3), torch.randn(20)
+    kept = x.clone()
+    for inplace in (False, True):
+        model = vb.Model(nn.Sequential(linear(), nn.Dropout(0.5, inplace=inplace)), vb.Gaussian(0.1))
+        vb.fit(model, (x, y), steps=3, progress=False)
+        assert model.output_layer is None
+        assert model.draws_differ
+    gp = vb.GP(1, kernel=vb.SquaredExponential(3), posterior=vb.LocalInducing(5))
+    vb.fit(vb.Model(nn.Sequential(nn.Dropout(0.5, inplace=True), gp), vb.Gaussian()), (x, y), steps=3, progress=False)
+    torch.testing.assert_close(x, kept)
+
+
+def test_surveys_draw_nothing_and_leave_averages() -> None:
+    network = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3), linear())
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    survey(network, {"2": network[2]}, torch.randn(4, 3, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.rand(3), expected)
+    assert int(network[1].num_batches_tracked) == 0
+
+
+def test_a_custom_network_without_inducing_inputs_has_a_last_layer_from_the_start() -> None:
+    local = vb.LocalInducing(5, form="pseudo", precision="natural")
+    gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=local)
+    model = vb.Model(Custom(nn.Sequential(nn.Linear(3, 2), gp), "nothing"), vb.Gaussian(0.1))
+    assert gp.is_output
+    assert not model.draws_differ
+    weights = Custom(nn.Sequential(vb.Linear(3, 1, posterior=vb.LocalInducing(5))), "nothing")
+    vb.Model(weights, vb.Gaussian(0.1))
+    assert weights.layer[0].posterior.precision.value.tolist() == [1.0] * 5
+
+
+def test_predictions_from_threads_agree() -> None:
+    x = torch.randn(5, 3)
+    for _ in range(5):
+        gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(5))
+        model = vb.Model(Custom(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), gp), "nothing"), vb.Gaussian(0.1))
+        with torch.no_grad():
+            gp.posterior.mean.normal_()
+        with ThreadPoolExecutor(4) as pool:
+            found = [future.result() for future in [pool.submit(model.predict, x) for _ in range(12)]]
+        assert model.network.training
+        for prediction in found:
+            torch.testing.assert_close(prediction.mean, model.predict(x).mean)
+
+
+def test_a_model_saved_before_there_were_surveys_knows_its_last_layer() -> None:
+    model = vb.Model(nn.Sequential(nn.Tanh(), linear()), vb.Gaussian())
+    del model._survey
+    assert model.output_layer is model.network[1]
+    assert not model.draws_differ
+    model.predict(torch.randn(4, 3))
+    assert model.output_layer is model.network[1]

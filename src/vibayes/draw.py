@@ -5,10 +5,10 @@ how much jitter) and what it reports (its log ratio, failed factorizations) goes
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class Draw:
         coarse: noise may have the resolution of float32, which is drawn several times faster on a CPU.
         initializing: layers set themselves up from the rows they see.
         dry: a pass for the sake of shapes: noise is zero, and the generator is left alone.
+        placeholder: what layers are to return in place of their values, by layer and rows; see `survey`.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Draw:
         coarse: bool = False,
         initializing: bool = False,
         dry: bool = False,
+        placeholder: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> None:
         self.n_inducing = n_inducing
         self.n_rows: int | None = None  # of the pass, inducing rows included
@@ -84,6 +86,7 @@ class Draw:
         self.coarse = coarse
         self.initializing = initializing
         self.dry = dry
+        self.placeholder = placeholder
         self.requests: dict[str, tuple[int, ...]] = {}
         self.log_ratios: dict[str, Tensor] = {}
         self.failures: dict[str, Tensor] = {}

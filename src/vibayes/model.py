@@ -1,6 +1,7 @@
 """A model: a network with Bayesian layers, a likelihood, and inducing inputs."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from vibayes.posteriors.natural import NaturalSites, natural_targets
 from vibayes.prediction import Prediction
 from vibayes.rotations import check_rotations
 from vibayes.starts import catching_rows, checking_features, inducing_rows, latent_targets, some_rows
-from vibayes.survey import Survey, ends, survey
+from vibayes.survey import Survey, ends, first_width, survey
 from vibayes.trainable import Batch, TrainableModel
 
 __all__ = ["Model"]
@@ -49,7 +50,7 @@ class Model(TrainableModel):
     torch.Size([50])
     """
 
-    _survey = Survey()  # models saved before there were surveys have none of their own
+    _survey: Survey | None = None  # of models saved before there were surveys
 
     def __init__(
         self,
@@ -77,14 +78,18 @@ class Model(TrainableModel):
         if given is not None:
             self._given_inducing, self.row_shape = given.detach().clone(), tuple(given.shape[1:])
         # until rows have shown what the network does, its last module is taken for the last layer
-        self._survey = Survey(next((name for name, layer in layers if layer is last), None))
+        around = Survey(next((name for name, layer in layers if layer is last), None))
         if given is not None:
-            self._survey = survey(network, dict(layers), given) or self._survey
-        self._width = dict(layers)[self._survey.output].out_features if self._survey.output else None
+            around = survey(network, dict(layers), given) or around
+        elif around.output is None and (width := first_width(network)) is not None:
+            guess = survey(network, dict(layers), torch.zeros(1, width))
+            around = around if guess is None else replace(guess, seen=False)
+        self._survey = around
+        self._width = dict(layers)[around.output].out_features if around.output else None
         bound: list[Layer] = []
         try:
             for name, layer in layers:
-                layer.bind(name, 0 if given is None else len(given), name == self._survey.output)
+                layer.bind(name, 0 if given is None else len(given), name == around.output)
                 bound.append(layer)
             self._finish()
             if given is not None:
@@ -123,7 +128,7 @@ class Model(TrainableModel):
     @property
     def output_layer(self) -> Layer | None:
         """The layer whose rows are the network's output, with nothing done to them, where there is one."""
-        return self.layers.get(self._survey.output or "")
+        return self.layers.get(self._around.output or "")
 
     @property
     def n_targets(self) -> int | None:
@@ -139,16 +144,25 @@ class Model(TrainableModel):
 
     def _meet(self, rows: Tensor) -> None:
         """See by the first rows what the network does around its layers, where no inducing inputs have shown it."""
-        if not self._survey.seen:
-            self._survey = survey(self.network, self.layers, rows) or self._survey
+        if not self._around.seen:
+            self._survey = survey(self.network, self.layers, rows) or self._around
+
+    @property
+    def _around(self) -> Survey:
+        """What the network does around its layers, as far as it is known."""
+        if self._survey is not None:
+            return self._survey
+        last = ends(self.network)[1]
+        return Survey(last.name if isinstance(last, Layer) else None)
 
     # -- one draw -----------------------------------------------------------------------------------------------
 
     def _pass(self, x: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Send data rows through the network in one draw: mean, variance and covariance of the output rows."""
-        self._survey.check_modes(self.network)
+        around = self._around
+        around.check_modes(self.network)
         rows = x if self.inducing is None else torch.cat([self.inducing, x])
-        if self._survey.in_place and self.inducing is None:
+        if around.in_place and self.inducing is None:
             rows = x.clone()
         draw.n_rows = len(rows)
         with draw:
@@ -166,7 +180,7 @@ class Model(TrainableModel):
         if output is not None:
             if out is not output.rows:
                 raise ConfigurationError(
-                    f"The network gave the rows of layer {self._survey.output!r} as its output before, and now gives "
+                    f"The network gave the rows of layer {around.output!r} as its output before, and now gives "
                     "others. Let its forward do the same in every pass, without hooks that change what it returns."
                 )
             return output.mean, output.variance, output.covariance
@@ -191,7 +205,7 @@ class Model(TrainableModel):
                 zero=zero,
                 joint=joint,
                 marginal=marginal,
-                output=self._survey.output,
+                output=self._around.output,
                 noise=prepared,
                 coarse=coarse,
             )

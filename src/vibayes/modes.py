@@ -1,13 +1,19 @@
 """Modes of torch modules: running a network as `eval()` has it, and without a change of its averages."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = ["averages", "evaluating", "keeping_averages"]
+
+# How many are at it, in threads side by side, for every module that goes back to training mode after the last of them.
+_evaluating: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -21,17 +27,22 @@ def evaluating(*networks: nn.Module) -> Iterator[None]:
     >>> network[0].training
     True
     """
-    training = [module for network in networks for module in network.modules() if module.training]
-    for module in training:
-        module.training = False
+    with _lock:
+        entered = [m for network in networks for m in network.modules() if m.training or m in _evaluating]
+        for module in entered:
+            _evaluating[module] = _evaluating.get(module, 0) + 1
+            module.training = False
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _lock:
+            for module in entered:
+                _evaluating[module] -= 1
+                if _evaluating[module] == 0:
+                    module.training = True
+                    del _evaluating[module]
 
 
-@torch.no_grad()
 @contextmanager
 def keeping_averages(*networks: nn.Module) -> Iterator[None]:
     """Run networks in the mode they are in, and put the averages that batch normalisation kept back as they were."""
@@ -39,8 +50,9 @@ def keeping_averages(*networks: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for buffer, before in kept:
-            buffer.copy_(before)
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
 
 
 def averages(network: nn.Module) -> dict[str, Tensor]:

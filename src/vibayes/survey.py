@@ -1,7 +1,7 @@
 """What a network does around its Bayesian layers, found by a pass with placeholders for their values."""
 
-import itertools
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +13,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError
 from vibayes.layers.base import Layer
-from vibayes.modes import evaluating
+from vibayes.modes import evaluating, keeping_averages
 
-__all__ = ["Survey", "ends", "survey"]
+__all__ = ["Survey", "ends", "first_width", "survey"]
+
+_lock = threading.Lock()  # a survey puts hooks on modules that threads share
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Survey:
         output: the name of the layer whose rows are the network's output, with nothing done to them.
         averaged: names of modules with running averages of rows that differ between draws.
         in_place: whether the network changes the rows that it is given.
-        seen: whether rows went through, or `output` is a guess.
+        seen: whether data or inducing rows went through, or this is a guess.
     """
 
     output: str | None = None
@@ -56,57 +58,64 @@ def ends(network: nn.Module) -> tuple[nn.Module, nn.Module]:
     return first, last
 
 
-@torch.no_grad()
+def first_width(network: nn.Module) -> int | None:
+    """The width of the rows that the first module which has one takes: most likely that of the network's."""
+    widths = (getattr(module, "in_features", None) for module in network.modules())
+    return next((width for width in widths if isinstance(width, int) and width > 0), None)
+
+
 def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Survey | None:
     """Send two rows through a network whose layers return NaN where draws differ, and see what becomes of it.
 
+    That is done in evaluation mode and in the mode the network is in, as it may do more in one of them.
+
     Args:
-        network: the network; it is run in evaluation mode.
+        network: the network. Its averages stay as they are, and so do random generators.
         layers: its Bayesian layers by name. They need no parameters yet.
         rows: `[N, ...]`, at least one.
 
     Returns:
         None where the network could not be run: what is wrong shows in a pass with real values.
     """
+    like = next((t for group in (network.parameters(), network.buffers()) for t in group), rows)
+    rows = rows.detach()[[0, -1]].to(like.device, like.dtype if like.is_floating_point() else rows.dtype, copy=True)
+    with _lock, torch.random.fork_rng(devices=[rows.device] if rows.is_cuda else []):
+        with evaluating(network):
+            calm = _one_pass(network, layers, rows)
+        with keeping_averages(network):
+            now = _one_pass(network, layers, rows) if network.training else calm
+    if calm is None or now is None:  # a batch may be too small for statistics, in training mode only
+        return calm or now
+    output = calm.output if calm.output == now.output else None
+    averaged = tuple(dict.fromkeys((*calm.averaged, *now.averaged)))
+    return Survey(output, averaged, calm.in_place or now.in_place, seen=True)
+
+
+@torch.no_grad()
+def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Survey | None:
+    names = {id(layer): name for name, layer in layers.items()}
     values: dict[str, Tensor] = {}
     averaged: list[str] = []
+
+    def placeholder(layer: Layer, rows: Tensor) -> Tensor:
+        known = layer.deterministic and not bool(rows.isnan().any())  # the same in every draw
+        shape = (len(rows), *layer.value_shape(rows))
+        made = torch.full(shape, 0.0 if known else math.nan, dtype=rows.dtype, device=rows.device)
+        values[names[id(layer)]] = made
+        return made
+
     with torch.inference_mode(False):  # where tensors do not count their changes
-        like = next(itertools.chain(network.parameters(), network.buffers()), rows)
-        rows = rows.detach()[[0, -1]].to(like.device, like.dtype if like.is_floating_point() else rows.dtype, copy=True)
+        rows = rows.clone()
         before = rows._version
-        draw = Draw(n_inducing=1, dry=True)
+        draw = Draw(n_inducing=1, dry=True, placeholder=placeholder)
         draw.n_rows = len(rows)
         try:
-            with evaluating(network), _placeholders(layers, values), _noting(network, averaged), draw:
+            with _noting(network, averaged), draw:
                 out = network(rows)
         except Exception:
             return None
-        output = next((name for name, value in values.items() if value is out and value._version == 0), None)
-        return Survey(output, tuple(averaged), rows._version != before, seen=True)
-
-
-@contextmanager
-def _placeholders(layers: Mapping[str, Layer], values: dict[str, Tensor]) -> Iterator[None]:
-    """Let layers return values of the right shape: NaN unless they and the rows are the same in all draws."""
-
-    def stand_in(name: str, layer: Layer) -> None:
-        def forward(rows: Tensor) -> Tensor:
-            start = 0.0 if layer.deterministic else math.nan
-            shape = (len(rows), *layer.value_shape(rows))
-            values[name] = torch.full(
-                shape, start + 0.0 * float(rows.detach().sum()), dtype=rows.dtype, device=rows.device
-            )
-            return values[name]
-
-        layer.forward = forward
-
-    for name, layer in layers.items():
-        stand_in(name, layer)
-    try:
-        yield
-    finally:
-        for layer in layers.values():
-            del layer.forward
+        whole = (n for n, made in values.items() if made is out and made._version == 0 and not layers[n]._forward_hooks)
+        return Survey(next(whole, None), tuple(averaged), rows._version != before, seen=True)
 
 
 @contextmanager

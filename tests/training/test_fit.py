@@ -273,6 +273,15 @@ def test_adam_does_not_stop_while_the_weight_of_the_kl_rises() -> None:
     assert history.step[-1] > 1_500
 
 
+def test_adam_waits_for_a_weight_of_the_kl_that_comes_later() -> None:
+    x = torch.linspace(-2, 2, 20)[:, None]
+    gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(5))
+    options = {"log_every": 5, "lr": 0.05, "max_steps": 2_000, "progress": False}
+    model = vb.Model(gp, vb.Gaussian(0.1))
+    history = vb.fit(model, (x, x[:, 0].sin()), kl_weight=lambda step: 0.0 if step < 1_500 else 1.0, **options)
+    assert history.step[-1] > 1_500
+
+
 def test_a_run_that_never_was_well_is_an_error() -> None:
     x = torch.randn(10, 2)
     model = vb.Model(vb.Linear(2, 1, posterior=vb.MeanField()), vb.Gaussian(0.1))

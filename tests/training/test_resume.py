@@ -1,5 +1,6 @@
 """Identity 18: a run killed at any step and resumed ends in the same parameters, bit for bit, on CPU."""
 
+import math
 import resource
 import signal
 import subprocess
@@ -247,6 +248,54 @@ def test_a_checkpoint_of_another_model_or_other_options_is_refused(
     train(**first)
     with pytest.raises(vb.ConfigurationError, match="belongs to another run"):
         train(**second)
+
+
+class Counting(torch.nn.Module):
+    """A module of one's own, whose attributes may be anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.functions = 0, (lambda rows: rows.tanh(),)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        found: torch.Tensor = self.functions[0](rows)
+        return found
+
+
+class Augment:
+    """Without a name of its own."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+def test_the_same_run_is_never_refused(tmp_path: Path) -> None:
+    x = torch.randn(20, 3)
+
+    def network() -> torch.nn.Module:
+        gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(5))
+        return torch.nn.Sequential(torch.nn.Linear(3, 2), Counting(), gp)
+
+    def train(model: vb.Model, steps: int) -> None:
+        options: dict[str, Any] = {"lr_schedule": lambda step: (1.0 - step / 200.0) ** 0.9 if step < 200 else math.nan}
+        vb.fit(
+            model, (x, x[:, 0]), steps=steps, checkpoint=tmp_path / "c", progress=False, augment=Augment(), **options
+        )
+
+    model = vb.Model(network(), vb.Gaussian(0.1))
+    train(model, 10)
+    train(model, 20)
+    train(vb.Model(network(), vb.Gaussian(0.1)).eval(), 30)
+
+
+def test_a_model_from_disk_goes_on_with_the_run_of_a_built_one(tmp_path: Path) -> None:
+    x = torch.randn(20, 3)
+    gp = vb.GP(1, kernel=vb.SquaredExponential(3), posterior=vb.LocalInducing(5))
+    model = vb.Model(gp, vb.Gaussian(0.1))
+    model.save(tmp_path / "model")
+    vb.fit(model, (x, x[:, 0]), steps=5, checkpoint=tmp_path / "c", progress=False)
+    vb.fit(vb.load(tmp_path / "model"), (x, x[:, 0]), steps=10, checkpoint=tmp_path / "c", progress=False)
 
 
 def test_state_round_trip(tmp_path: Path) -> None:

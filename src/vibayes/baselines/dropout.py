@@ -44,6 +44,8 @@ class Dropout(Layer):
     def forward(self, rows: Tensor) -> Tensor:
         """Drop values at random."""
         draw, name = self.draw()
+        if draw.placeholder is not None:
+            return draw.placeholder(self, rows)
         if rows.shape[-1] != self.in_features:
             raise ConfigurationError(f"Dropout({self.in_features}) got rows of shape {list(rows.shape)}.")
         shape = (1, *rows.shape[1:]) if draw.joint else tuple(rows.shape)

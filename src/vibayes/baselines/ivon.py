@@ -9,6 +9,7 @@ from vibayes.data import check_count
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, TrainingError
 from vibayes.model import Model
+from vibayes.modes import evaluating
 from vibayes.prediction import Prediction
 from vibayes.stages import network_weights
 from vibayes.training.batches import as_batches
@@ -36,7 +37,7 @@ class IvonPosterior:
         rows = model.prepare_inputs(x)
         draws = []
         for _ in range(n_samples):
-            with self._optimizer.sampled_params():
+            with self._optimizer.sampled_params(), evaluating(model.network):
                 parts = [_output(model, part) for part in torch.split(rows, batch_size or len(rows))]
             draws.append(torch.cat(parts))
         return model._prediction(model.likelihood.predictive(torch.stack(draws)))

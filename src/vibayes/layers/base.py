@@ -97,9 +97,9 @@ class Layer(nn.Module):
         """The draw in progress and this layer's name."""
         kind = type(self).__name__
         draw = current_draw(kind if self.name is None else f"{kind} {self.name!r}")
-        if self.name is None:
+        if self.name is None and draw.placeholder is None:
             raise ConfigurationError(f"{kind} is not part of the Model that is running.")
-        return draw, self.name
+        return draw, self.name or kind
 
     def value_shape(self, rows: Tensor) -> tuple[int, ...]:
         """The shape of one row that goes out, given the rows that come in."""

@@ -100,6 +100,8 @@ class GP(Layer):
     def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         """Draw the layer's values at the rows, inducing rows first."""
         draw, name = self.draw()
+        if draw.placeholder is not None:
+            return draw.placeholder(self, rows)
         if not fits(rows, self.in_features):
             raise ShapeError(
                 f"GP layer {name!r} expects rows of shape [N, {self.in_features}] (its kernel's in_features), "
@@ -123,7 +125,6 @@ class GP(Layer):
         Kii = linalg.add_jitter(self.covariance(z.double()), draw.jitter)  # [M, M]
         exact = draw.factor(name, Kii, jitter=False)
         factor = exact.to(z.dtype)
-        Kit = self.kernel.on_features(z, x)  # [M, N]
         site = Site(name, factor.lower, self.out_features, Kii, factor=exact)
         q = posterior.marginal(site) if draw.marginal else None
         assert q is None or isinstance(q, Gaussian)
@@ -134,6 +135,7 @@ class GP(Layer):
             v = v if q is None else q.draw(draw.randn(f"{name}.inducing", *q.mean.shape, like=q.mean))
             return self._rows_of_one_function(v, z, x, prior_mean)
 
+        Kit = self.kernel.on_features(z, x)  # [M, N]
         covariance = None
         if q is not None and not draw.joint:
             mean, change = conditional_moments(Kii.to(z.dtype), factor, Kit, q.mean, q.factor)  # [N, P]

@@ -77,6 +77,8 @@ class InverseWishartProcess(Layer):
     def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n w"]:
         """Draw imagined features of the rows, inducing rows first."""
         draw, name = self.draw()
+        if draw.placeholder is not None:
+            return draw.placeholder(self, rows)
         if not fits(rows, self.in_features):
             raise ShapeError(
                 f"InverseWishartProcess {name!r} expects rows of shape [N, {self.in_features}] (its kernel's "

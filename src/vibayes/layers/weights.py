@@ -84,6 +84,8 @@ class WeightLayer(Layer):
     def forward(self, rows: Tensor) -> Tensor:
         """Draw the layer's values at the rows, inducing rows first."""
         draw, name = self.draw()
+        if draw.placeholder is not None:
+            return draw.placeholder(self, rows)
         self.check(rows)
         whole = draw.n_rows is None or rows.shape[0] == draw.n_rows
         if self.waits is not None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -73,6 +74,8 @@ class AdamRun:
         self.factor = 1.0  # of all rates, by the schedule
         self.drops = [0] * R
         self.windows: list[list[float]] = [[] for _ in range(R)]
+        # the weight that the KL will have in the end: before, no bound is the one to be maximised
+        self.last_kl_weight = options.kl_weight(options.max_steps - 1) if options.steps is None else math.nan
         self.looked_with = [math.nan, math.nan]  # factor of the rate and weight of the KL at the last look
         self.tries, self.good_looks = [0] * R, [0] * R
         self.sound: list[float] = like.tolist()  # jitter of each replica when it was last well
@@ -174,7 +177,10 @@ class AdamRun:
         log_likelihood, log_ratio = bound.log_likelihood.mean(1), bound.log_ratio.mean(1)
         objective = log_likelihood + self.kl_weight * log_ratio + bound.log_prior  # [R]
         if not objective.requires_grad:
-            raise ConfigurationError("No parameter that is to be trained has a part in the bound.")
+            raise ConfigurationError(
+                "No parameter that is to be trained has a part in the bound"
+                + ("." if torch.is_grad_enabled() else ": gradients are switched off by no_grad or inference_mode.")
+            )
         gradients = torch.autograd.grad(-objective.sum(), problem.parameters, allow_unused=True)
         gradients = tuple(
             torch.zeros_like(p) if g is None else g for p, g in zip(problem.parameters, gradients, strict=True)
@@ -216,6 +222,9 @@ class AdamRun:
             bad = self.bad.to(self.terms.dtype)
             distributed.all_reduce(bad, op=distributed.ReduceOp.MAX)
             self.bad.copy_(bad > 0)
+        stopped = [bool(h.stopped) for h in self.histories]
+        if self.problem.averages and any(stopped):  # which move without a gradient
+            self._restore(self.problem.averages.values(), self.good["averages"], stopped)
         well = (self.problem.finite() & ~self.bad).tolist()  # waits for the device
         log_likelihood, log_ratio, total = self.terms.tolist()
         noise = self.problem.noise()
@@ -267,7 +276,7 @@ class AdamRun:
 
     def _look_for_plateau(self, r: int, mean: float) -> None:
         """Without a number of steps: lower the rate, then stop, once the smoothed bound no longer rises."""
-        if self.options.steps is not None:
+        if self.options.steps is not None or self._set["kl_weight"] != self.last_kl_weight:
             return
         window = self.windows[r]
         window.append(mean)
@@ -282,7 +291,7 @@ class AdamRun:
     def _go_back(self, bad: list[bool], live: list[int]) -> None:
         """Return bad replicas to their last good state; the live ones try again, or are given up."""
         reasons = {r: self._reason(r) for r in live}
-        self._restore_replicas(torch.tensor(bad, device=self.problem.device))
+        self._restore_replicas(bad)
         for r in live:
             self.tries[r], self.good_looks[r] = self.tries[r] + 1, 0
             if self.tries[r] > MAX_TRIES:
@@ -319,18 +328,19 @@ class AdamRun:
         self.histories[r].events.append(text)
         logger.warning(text if self.problem.replicas == 1 else f"Replica {r}: {text}")
 
-    @torch.no_grad()
-    def _restore_replicas(self, bad: Tensor) -> None:
+    def _restore_replicas(self, bad: list[bool]) -> None:
         """Put the marked replicas' parameters and moments back to the last good state."""
         kept = self.good["optimizer"]
-        parts = (
-            (self.problem.moved, self.good["moved"]),
-            (self.optimizer.first, kept["first"]),
-            (self.optimizer.second, kept["second"]),
-        )
-        for now, good in parts:
-            for mine, theirs in zip(now, good, strict=True):
-                mine.copy_(torch.where(self.problem.spread(bad, mine), theirs, mine))
+        self._restore(self.problem.moved, self.good["moved"], bad)
+        self._restore(self.problem.averages.values(), self.good["averages"], bad)
+        self._restore(self.optimizer.first, kept["first"], bad)
+        self._restore(self.optimizer.second, kept["second"], bad)
+
+    @torch.no_grad()
+    def _restore(self, now: Iterable[Tensor], good: Iterable[Tensor], which: list[bool]) -> None:
+        chosen = torch.tensor(which, device=self.problem.device)
+        for mine, theirs in zip(now, good, strict=True):
+            mine.copy_(torch.where(self.problem.spread(chosen, mine), theirs, mine))
 
     # -- state --------------------------------------------------------------------------------------------------
 
@@ -339,6 +349,7 @@ class AdamRun:
         return {
             "problem": self.problem.state(),
             "moved": [p.detach().clone() for p in self.problem.moved],
+            "averages": [a.clone() for a in self.problem.averages.values()],
             "optimizer": self.optimizer.state(),
             "histories": copy.deepcopy([h.to_dict() for h in self.histories]),
             "step": self.step,

@@ -1,6 +1,7 @@
 """`fit`: train any model."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ def fit(
         max_steps=max_steps,
         lr_schedule=as_schedule(lr_schedule),
         kl_weight=as_schedule(kl_weight),
-        n_samples=n_samples or (10 if model.draws_differ else 1),
+        n_samples=n_samples or 1,
         log_every=log_every,
         tolerance=tolerance,
         restarts=restarts,
@@ -138,6 +139,8 @@ def fit(
         if not bool(model.ready):
             model.initialize(*batches.start())
         batches.begin(model)
+        if n_samples is None:  # the model has met rows by now
+            options = replace(options, n_samples=10 if model.draws_differ else 1)
         if name == "lbfgs" and batches.batch_size < batches.n_data:
             raise ConfigurationError(
                 "L-BFGS needs all rows at every step; leave batch_size out or use optimizer='adam'."

@@ -52,8 +52,8 @@ class Problem(ABC):
 
     @property
     def moved(self) -> list[Tensor]:
-        """All tensors that a step changes."""
-        return [*self.parameters, *self.sites.values(), *self.averages.values()]
+        """All tensors that a step's gradients change."""
+        return [*self.parameters, *self.sites.values()]
 
     @abstractmethod
     def load(self, step: int) -> None:
@@ -87,7 +87,7 @@ class Problem(ABC):
     def finite(self) -> Tensor:
         """Per replica, whether all that steps change is finite: `[R]`."""
         found = torch.ones(self.replicas, dtype=torch.bool, device=self.device)
-        for parameter in self.moved:
+        for parameter in (*self.moved, *self.averages.values()):
             found &= torch.isfinite(parameter.detach().reshape(self.replicas, -1).sum(1))
         return found
 

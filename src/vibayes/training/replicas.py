@@ -125,7 +125,7 @@ def fit_many(
         max_steps=max_steps,
         lr_schedule=as_schedule(lr_schedule),
         kl_weight=as_schedule(kl_weight),
-        n_samples=n_samples or (10 if models[0].draws_differ else 1),
+        n_samples=n_samples or 1,
         log_every=log_every,
         tolerance=tolerance,
         graph=graph,
@@ -144,6 +144,8 @@ def fit_many(
                 model.initialize(*source.start())
             source.begin(model)
         _check_sizes(sources)
+        if n_samples is None:  # models have met rows by now
+            options = dataclasses.replace(options, n_samples=10 if models[0].draws_differ else 1)
         size, n_workers = make_plan(models, sources, options, place, chunk, workers, checkpoint)
         if n_workers > 1:
             passed = {
@@ -157,6 +159,8 @@ def fit_many(
                 "max_steps": max_steps,
                 "tolerance": tolerance,
                 "weight_decay": weight_decay,
+                "natural_rate": natural_rate,
+                "compile": compile,
                 "augment": augment,
             }
             jobs = _jobs(models, datasets, rates, seeds, size, passed, checkpoint)

@@ -1,6 +1,7 @@
 """What training runs share: their options, their clock, the state of generators, and how they give up."""
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, TrainingError
 from vibayes.trainable import TrainableModel
@@ -117,7 +120,7 @@ def fingerprint(
 
     augment = sources[0].augment
     return {
-        **{f"model {name}": repr(value) for name, value in structure(model).items()},
+        **{f"model {name}": repr(value) for name, value in structure(model, own=False).items()},
         "data": plain([s.digest() for s in sources]),
         "n_data": plain([s.n_data for s in sources]),
         "batch_size": sources[0].batch_size,
@@ -131,24 +134,47 @@ def fingerprint(
         "restarts": options.restarts,
         "weight_decay": options.weight_decay,
         "natural_rate": options.natural_rate,
-        "augment": None if augment is None else getattr(augment, "__qualname__", repr(augment)),
+        "augment": None if augment is None else _words(augment),
     }
 
 
-def structure(model: nn.Module) -> dict[str, Any]:
-    """What models must have in common to be trained alike: classes, shapes, what is fixed, settings but no starts."""
+def _words(function: Any) -> str:
+    """A function or object in words that are the same in every process."""
+    name = getattr(function, "__qualname__", None) or repr(function)
+    return type(function).__qualname__ if " at 0x" in name else name
+
+
+def structure(model: nn.Module, *, own: bool = True) -> dict[str, Any]:
+    """What models must have in common to be trained alike: classes, shapes, what is fixed, settings but no starts.
+
+    Args:
+        model: the model.
+        own: whether settings of modules that are neither torch's nor ours count; they may be anything, such as a count.
+    """
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
+        known = own or type(module).__module__.partition(".")[0] in ("torch", "vibayes")
         settings = {
             key: value
-            for key, value in vars(module).items()
-            if not key.startswith(("_", "given_")) and isinstance(value, bool | int | float | str | tuple)
+            for key, value in sorted(vars(module).items())
+            if known and not key.startswith(("_", "given_")) and key not in _NO_SETTINGS and _is_plain(value)
         }
-        settings.pop("row_shape", None)  # known only once data were seen
+        if isinstance(module, _NormBase | _DropoutNd):
+            settings["training"] = module.training
         found[name or "the model"] = (type(module).__name__, settings)
     for name, parameter in model.named_parameters():
         found[f"parameter {name}"] = (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
     return found
+
+
+# the mode, which matters to few modules only, and what is known once data were seen
+_NO_SETTINGS = ("training", "row_shape")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str)
 
 
 def _values(schedule: Schedule) -> list[float | None]:
@@ -156,7 +182,8 @@ def _values(schedule: Schedule) -> list[float | None]:
     found: list[float | None] = []
     for step in (0, 10, 100, 1_000, 10_000, 100_000):
         try:
-            found.append(float(schedule(step)))
+            value = float(schedule(step))
+            found.append(value if math.isfinite(value) else None)
         except Exception:
             found.append(None)
     return found

@@ -7,6 +7,7 @@ tables.
 
 import copy
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,9 +160,9 @@ def _kernel(kernel: str | Kernel, width: int, *, ard: bool) -> Kernel:
 
 
 def _positive(value: Any, name: str, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-    return value
+    return int(value)
 
 
 def gp(task: Task, *, kernel: str | Kernel, method: str, n_inducing: int, restarts: int) -> Plan:
@@ -173,7 +174,7 @@ def gp(task: Task, *, kernel: str | Kernel, method: str, n_inducing: int, restar
     """
     if method not in ("auto", "exact", "sgpr", "svgp"):
         raise ConfigurationError(f"method must be 'auto', 'exact', 'sgpr' or 'svgp', got {method!r}.")
-    _positive(restarts, "restarts")
+    restarts = _positive(restarts, "restarts")
     M = min(_positive(n_inducing, "n_inducing"), len(task.x))
     conjugate = type(task.likelihood) is Gaussian
     if method in ("exact", "sgpr") and not conjugate:

@@ -278,3 +278,51 @@ def test_ivon_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(ConfigurationError, match="baselines"):
         fit_ivon(plain(), (x, y), steps=1)
+
+
+def test_laplace_counts_weights_as_rows() -> None:
+    x = torch.randn(20, 2)
+    y = x[:, 0].sin()
+    model = vb.Model(nn.Sequential(nn.Tanh(), vb.Linear(2, 1, posterior=vb.Point())), vb.Gaussian(0.1))
+    vb.fit(model, (x, y), steps=20, progress=False)
+    weighted = LastLayerLaplace(model, (x, y, torch.full((20,), 2.0)), 1.0)
+    twice = LastLayerLaplace(model, (torch.cat([x, x]), torch.cat([y, y])), 1.0)
+    torch.testing.assert_close(weighted.predict(x).epistemic, twice.predict(x).epistemic)
+    assert weighted.log_evidence == pytest.approx(twice.log_evidence)
+
+
+@pytest.mark.parametrize("kind", ["laplace", "ivon"])
+def test_predictions_depend_on_no_other_row(kind: str) -> None:
+    x = torch.randn(30, 2)
+    y = x[:, 0].sin()
+    last = vb.Linear(6, 1, posterior=vb.Point(prior=kind == "laplace"))
+    model = vb.Model(nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Tanh(), last), vb.Gaussian(0.1))
+    if kind == "laplace":
+        vb.fit(model, (x, y), steps=20, progress=False)
+        posterior: Any = LastLayerLaplace(model, (x, y))
+    else:
+        pytest.importorskip("ivon")
+        posterior = fit_ivon(model, (x, y), steps=20)
+    before = model.network[1].running_mean.clone()
+    found = []
+    for rows in (x, x[:3]):
+        torch.manual_seed(0)
+        found.append(posterior.predict(rows, n_samples=3).mean[:3])
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(model.network[1].running_mean, before)
+
+
+def test_ivon_leaves_fixed_weights() -> None:
+    pytest.importorskip("ivon")
+    x = torch.randn(30, 2)
+    model = vb.Model(
+        nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1), vb.Linear(1, 1, posterior=vb.Point(prior=False))),
+        vb.Gaussian(0.1),
+    )
+    model.network[0].requires_grad_(False)
+    before = model.network[0].weight.clone()
+    fit_ivon(model, (x, x[:, 0]), steps=10)
+    torch.testing.assert_close(model.network[0].weight, before)
+    model.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="nothing to train"):
+        fit_ivon(model, (x, x[:, 0]), steps=10)

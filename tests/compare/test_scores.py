@@ -140,3 +140,13 @@ def test_predict_all_of_numbers_and_classes() -> None:
     np.testing.assert_allclose(probs.entropy, stats.entropy(probs.probs.T), rtol=1e-9)
     with pytest.raises(AttributeError):
         _ = probs.mean
+
+
+def test_the_bound_of_a_sparse_gp_is_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "ROWS", 5)
+    x = torch.randn(30, 2)
+    model = vb.SGPR(vb.SquaredExponential(2), vb.Gaussian(0.1), x[:6])
+    model.condition(x, x[:, 0])
+    with torch.no_grad():
+        found = scores.bound(model, x, x[:, 0])
+        assert found.value == pytest.approx(float(model.elbo(x, x[:, 0]).per_datapoint))

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import vibayes as vb
-from vibayes.sklearn import BNNRegressor, DKLRegressor, GPClassifier, GPRegressor
+from vibayes.sklearn import BNNRegressor, DeepGPRegressor, DKLRegressor, GPClassifier, GPRegressor
 
 # -- weights, several targets, draws -------------------------------------------------------------------------------
 
@@ -208,3 +208,15 @@ def test_constant_columns_and_targets() -> None:
     assert np.isfinite(model.predict(X)).all()
     flat = small("GPRegressor").fit(X, np.full(20, 3.0))
     assert np.allclose(flat.predict(X), 3.0, atol=1e-3)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    X = np.random.RandomState(0).randn(12, 2)
+    steps, few = np.int64(8), np.int64(2)
+    model = DeepGPRegressor(
+        steps=steps, depth=few, n_inducing=np.int64(4), n_samples=few, n_draws=few, batch_size=np.int64(6)
+    )
+    found = model.fit(X, X[:, 0])
+    plain = DeepGPRegressor(steps=8, depth=2, n_inducing=4, n_samples=2, n_draws=2, batch_size=6).fit(X, X[:, 0])
+    np.testing.assert_array_equal(found.predict(X), plain.predict(X))
+    GPRegressor(restarts=np.int64(1), steps=few).fit(X, X[:, 0])

@@ -2,11 +2,15 @@
 
 import functools
 import math
+import pickle
+from pathlib import Path
+from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 from torch import Tensor, nn
-from torch.distributions import Gamma, LogNormal, MultivariateNormal, Normal
+from torch.distributions import Distribution, Gamma, Independent, LogNormal, MultivariateNormal, Normal
 
 import vibayes as vb
 from vibayes.errors import ConfigurationError
@@ -249,3 +253,86 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"needs a C\+\+ compiler"):
         vb.sample_posterior(regression(), (X, Y), n_samples=4, n_warmup=2, compile=True, progress=False)
+
+
+def sampled(
+    path: Path, gp: vb.ExactGP, data: tuple[Tensor, ...], priors: dict[str, Distribution], **options: Any
+) -> Chains:
+    quick = {"n_samples": 5, "n_warmup": 20, "n_chains": 2, "progress": False}
+    return vb.sample_posterior(gp, data, priors=priors, checkpoint=path, **{**quick, **options})
+
+
+def test_a_checkpoint_of_another_posterior_is_refused(tmp_path: Path) -> None:
+    def gp(kernel: type[vb.Kernel] = vb.SquaredExponential, noise: float = 0.1) -> vb.ExactGP:
+        return vb.ExactGP(kernel(1), vb.Gaussian(noise, learn=False))
+
+    unit: dict[str, Distribution] = {"*": UNIT}
+    first = sampled(tmp_path / "c", gp(), (X, Y), unit)
+    again = sampled(tmp_path / "c", gp(), (X, Y), unit)
+    assert torch.equal(first.draws, again.draws)
+    narrow: dict[str, Distribution] = {"*": LogNormal(3.0, 0.1)}
+    for other in (
+        lambda: sampled(tmp_path / "c", gp(vb.Matern12), (X, Y), unit),
+        lambda: sampled(tmp_path / "c", gp(noise=10.0), (X, Y), unit),
+        lambda: sampled(tmp_path / "c", gp(), (X, Y.flip(0)), unit),
+        lambda: sampled(tmp_path / "c", gp(), (X, Y), narrow),
+    ):
+        with pytest.raises(ConfigurationError, match="belongs to another"):
+            other()
+
+    def normal(mean: float) -> Target:
+        return Target(lambda theta: -0.5 * (theta - mean).square().sum(), size=2)
+
+    options = {"n_samples": 5, "n_warmup": 20, "n_chains": 2, "progress": False, "start": torch.zeros(2, 2)}
+    vb.sample_posterior(normal(0.0), checkpoint=tmp_path / "t", **options)
+    with pytest.raises(ConfigurationError, match="another density"):
+        vb.sample_posterior(normal(100.0), checkpoint=tmp_path / "t", **options)
+
+
+def test_weights_count_as_rows() -> None:
+    weights = torch.tensor([2.0] * len(X))
+    double = ModelTarget(regression(), (X, Y, weights))
+    twice = ModelTarget(regression(), (torch.cat([X, X]), torch.cat([Y, Y])))
+    theta = torch.randn(double.size)
+    torch.testing.assert_close(double.log_likelihood(theta), twice.log_likelihood(theta))
+    assert double.n_data == twice.n_data == 2 * len(X)
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1), standardize="both")
+    uneven = torch.arange(len(X)).to(X)
+    ModelTarget(gp, (X, Y, uneven), {"*": UNIT})
+    torch.testing.assert_close(gp.units.y_mean[0], (uneven * Y).sum() / uneven.sum())
+    with pytest.raises(vb.DataError, match="weight is zero"):
+        ModelTarget(regression(), (X, Y, torch.zeros(len(X))))
+
+
+def test_priors_that_reach_beyond_the_range_are_cut() -> None:
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1, learn=False))
+    wide = Normal(torch.tensor(0.5), torch.tensor(1.0))
+    target = ModelTarget(gp, (X, Y), {"*": wide})
+    drawn = target.sample_prior(2000, torch.Generator().manual_seed(0))
+    values = target.parts[0].value(drawn[:, 0])
+    assert bool((values > 0).all())
+    assert values.mean().item() == pytest.approx(scipy.stats.truncnorm(-0.5, 10, 0.5, 1.0).mean(), abs=0.05)
+    with pytest.raises(ConfigurationError, match=r"kernel\.lengthscale, kernel\.variance reach beyond"):
+        vb.evidence.ais(gp, (X, Y), priors={"*": wide}, n_particles=2, n_steps=2, progress=False)
+
+
+def test_priors_of_several_numbers_and_of_names() -> None:
+    def gp() -> vb.ExactGP:
+        return vb.ExactGP(vb.SquaredExponential(2, ard=True), vb.Gaussian(0.1, learn=False))
+
+    x = torch.cat([X, X], 1)
+    together = Independent(LogNormal(torch.zeros(2), torch.ones(2)), 1)
+    target = ModelTarget(gp(), (x, Y), {"*": UNIT, "kernel.lengthscale": together})
+    assert [part.prior is together or isinstance(part.prior, Independent) for part in target.parts] == [True, False]
+    assert target.sample_prior(7, torch.Generator()).shape == (7, 3)
+    with pytest.raises(vb.ShapeError, match=r"shape \[3\], of a parameter of shape \[2\]"):
+        ModelTarget(gp(), (x, Y), {"*": UNIT, "kernel.lengthscale": LogNormal(torch.zeros(3), torch.ones(3))})
+    with pytest.raises(ConfigurationError, match="Longer names"):
+        ModelTarget(gp(), (x, Y), {"*": UNIT, "kernel.lengthscale": together, "kernel.variance": UNIT})
+
+
+def test_chains_can_be_pickled(tmp_path: Path) -> None:
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1, learn=False))
+    chains = sampled(tmp_path / "c", gp, (X, Y), {"*": UNIT})
+    again = pickle.loads(pickle.dumps(chains))
+    torch.testing.assert_close(again.predict(X).mean, chains.predict(X).mean)

@@ -104,7 +104,9 @@ def fit_ivon(
             model.initialize(*batches.start()[:2])
         batches.begin(model)
         n = batches.n_data
-        weights = list(network_weights(model).values())
+        weights = [weight for weight in network_weights(model).values() if weight.requires_grad]
+        if not weights:
+            raise ConfigurationError("Every weight of the network is fixed; there is nothing to train.")
         optimizer = ivon.IVON(
             weights,
             lr=lr,

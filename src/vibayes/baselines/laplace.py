@@ -68,7 +68,7 @@ class LastLayerLaplace:
         self.weight: Tensor = last.posterior.weight.detach().clone()  # [K, P]
         batch = model.prepare(*data)
         h = self._features(batch.x)
-        H = self._curvature(h, batch.y)
+        H = self._curvature(h, batch.y, batch.weights)
         values, vectors = torch.linalg.eigh(H)
         values = values.clamp_min(0.0)  # of a sum of positive semidefinite matrices; below zero by rounding only
         square = float(self.weight.square().sum())
@@ -77,7 +77,7 @@ class LastLayerLaplace:
         self.factor: Tensor = root  # covariance = factor factor^T  [P K, P K]
         f = h @ self.weight
         self.log_evidence = (
-            float(model.likelihood.log_prob(f, batch.y).sum())
+            float((model.likelihood.log_prob(f, batch.y) * (1.0 if batch.weights is None else batch.weights)).sum())
             - 0.5 * self.prior_precision * square
             + 0.5 * len(values) * math.log(self.prior_precision)
             - 0.5 * float((values + self.prior_precision).log().sum())
@@ -87,19 +87,20 @@ class LastLayerLaplace:
         with evaluating(self.model):
             return with_ones(seen_by_kernel(self.model, rows)[0], self.layer.bias)
 
-    def _curvature(self, h: Tensor, y: Tensor) -> Tensor:
+    def _curvature(self, h: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         """`H` `[P K, P K]`, outputs first."""
         K, P = self.weight.shape
         total = h.new_zeros(P, K, P, K)
         likelihood = self.model.likelihood
+        count = h.new_ones(len(h)) if weights is None else weights
 
         def loss(f: Tensor, target: Tensor) -> Tensor:
             return -likelihood._log_prob(f[None], target[None]).sum()
 
         second = torch.func.vmap(torch.func.jacrev(torch.func.jacrev(loss)))
-        for hs, ys in zip(torch.split(h, _ROWS), torch.split(y, _ROWS), strict=True):
+        for hs, ys, ws in zip(*(torch.split(t, _ROWS) for t in (h, y, count)), strict=True):
             B = second(hs @ self.weight, ys)  # [n, P, P]
-            total += torch.einsum("npq,nk,nl->pkql", B, hs, hs)
+            total += torch.einsum("n,npq,nk,nl->pkql", ws, B, hs, hs)
         return total.reshape(P * K, P * K)
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vibayes import metrics
 from vibayes._metrics import pointwise_log_likelihood
+from vibayes.conjugate.base import ConjugateModel
 from vibayes.prediction import Prediction
 from vibayes.trainable import TrainableModel
 
@@ -41,7 +42,7 @@ def bound(model: TrainableModel, x: Tensor, y: Tensor, draws: int | None = None)
     """The bound on all rows, or for large tables on a random part of them, scaled up; by 100 draws, or fewer there."""
     n = len(x)
     draws = draws or max(10, min(DRAWS, 2_000_000 // min(n, ROWS * MAX_PARTS)))
-    if not model.draws_differ and n <= 2 * ROWS:
+    if isinstance(model, ConjugateModel) or (not model.draws_differ and n <= 2 * ROWS):
         found = model.elbo(x, y, n_samples=draws)
         return Bounds(float(found.per_datapoint), 0.0)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))

@@ -15,8 +15,9 @@ from vibayes.errors import ConfigurationError
 from vibayes.evidence.estimate import Evidence
 from vibayes.mcmc.chains import Chains
 from vibayes.mcmc.hmc import HMC, State
+from vibayes.mcmc.parts import Priors
 from vibayes.mcmc.sample import check_repeatable, find_start
-from vibayes.mcmc.target import ModelTarget, Priors, Target, as_target
+from vibayes.mcmc.target import ModelTarget, Target, as_target
 from vibayes.trainable import TrainableModel
 from vibayes.training.progress import Progress
 
@@ -187,6 +188,12 @@ def _begin(
             f"The evidence needs a proper prior that can be drawn from{which}. Give priors=, or a Target with "
             "log_prior= and sample_prior=."
         )
+    cut = [p.name for p in target.parts if p.truncated] if isinstance(target, ModelTarget) else []
+    if cut:
+        raise ConfigurationError(
+            f"The priors of {', '.join(cut)} reach beyond the values that these can have, so that their densities are "
+            "not normalised, and no evidence could be told. Use priors of positive numbers, such as LogNormal."
+        )
     if compile:
         target.compile()
     generator = torch.Generator(target.device).manual_seed(seed)
@@ -234,8 +241,8 @@ def _move(
     return moved.state.position, target.evaluate(moved.state.position, beta).log_likelihood
 
 
-def _units(target: Target) -> tuple[int, float]:
+def _units(target: Target) -> tuple[float, float]:
     """Rows of data and the log Jacobian of a model's units."""
     if not isinstance(target, ModelTarget):
         return 0, 0.0
-    return len(target.batch.x), float(target.model.units.log_jacobian())
+    return target.n_data, float(target.model.units.log_jacobian())

@@ -38,11 +38,11 @@ class Evidence:
     kind: str
     log_weights: Float[Tensor, " n"]
     ess: float
-    n_data: int = 0
+    n_data: float = 0
     log_jacobian: float = 0.0
 
     @classmethod
-    def of(cls, log_weights: Tensor, side: str, n_data: int = 0, log_jacobian: float = 0.0) -> "Evidence":
+    def of(cls, log_weights: Tensor, side: str, n_data: float = 0, log_jacobian: float = 0.0) -> "Evidence":
         """From weights whose mean estimates `p(y)` (side `"lower"`), or `1 / p(y)` (`"upper"`)."""
         log_weights = log_weights.detach().double().cpu()
         n = len(log_weights)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, TrainingError
 from vibayes.mcmc.chains import Chains
+from vibayes.mcmc.parts import Priors
 from vibayes.mcmc.sgld import SGHMC, SGLD, EpochSchedule, robbins_monro
-from vibayes.mcmc.target import ModelTarget, Priors
+from vibayes.mcmc.target import ModelTarget
 from vibayes.trainable import TrainableModel
 from vibayes.training.batches import as_batches
 from vibayes.training.progress import Progress

@@ -16,7 +16,8 @@ from vibayes.mcmc.adaptation import Warmup, first_step_size
 from vibayes.mcmc.chains import Chains
 from vibayes.mcmc.hmc import HMC, Sampler, State, Transition
 from vibayes.mcmc.nuts import NUTS
-from vibayes.mcmc.target import ModelTarget, Priors, Target, as_target
+from vibayes.mcmc.parts import Priors
+from vibayes.mcmc.target import ModelTarget, Target, as_target
 from vibayes.trainable import TrainableModel
 from vibayes.training.checkpoint import Keeper
 from vibayes.training.progress import Progress
@@ -133,6 +134,12 @@ def sample_posterior(
     found = keeper.load()
     if found is not None:
         run.restore(found)
+        fresh = target.evaluate(run.current.position).log_density
+        if not torch.allclose(fresh, run.current.log_density, rtol=1e-4, atol=1e-3):
+            raise ConfigurationError(
+                f"The checkpoint {checkpoint} belongs to another density: where its chains stand, the log density is "
+                f"{fresh.tolist()} and was {run.current.log_density.tolist()}. Use another file, or delete it."
+            )
     total = n_warmup + n_samples * thin
     saved = time.monotonic()
     with Progress(total, show=progress, label="sample") as shown:

@@ -1,31 +1,26 @@
 """What is sampled: the log joint density of data and parameters, over flat vectors of parameters."""
 
-import fnmatch
+import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributions import Distribution
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from vibayes.data import check_count
-from vibayes.draw import Draw
-from vibayes.errors import ConfigurationError
-from vibayes.layers.weights import WeightLayer
-from vibayes.parameters import Hyperparameter, hyperparameters, unchecked
-from vibayes.posteriors.point import Point
-from vibayes.priors import Root
+from vibayes.errors import ConfigurationError, DataError
+from vibayes.mcmc.parts import Priors, parts_of
 from vibayes.trainable import TrainableModel
+from vibayes.training.run import structure
 
-__all__ = ["Evaluation", "ModelTarget", "Part", "Priors", "Target", "as_target", "can_compile"]
+__all__ = ["Evaluation", "ModelTarget", "Target", "as_target", "can_compile"]
 
 LogDensity = Callable[[Tensor], Tensor]
-Priors = Mapping[str, Distribution | None]
 
 # Draws of the prior from which the scales of parameters are taken before there are any of the posterior.
 _SCALE_DRAWS = 1000
@@ -114,6 +109,9 @@ class Target:
         """What tells this target from another, for checkpoints."""
         return {"size": self.size, "dtype": str(self.dtype)}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_compiled": {}}  # code is made again
+
     # -- many vectors at once --------------------------------------------------------------------------------------
 
     def _tempered(self, theta: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,57 +174,9 @@ def _where_finite(value: Tensor, gradient: Tensor, likelihood: Tensor) -> tuple[
     )
 
 
-class Part(NamedTuple):
-    """One parameter's place in the vector, and its prior.
-
-    Attributes:
-        name: the hyperparameter's name (`"kernel.lengthscale"`), or the parameter's.
-        key: the parameter's name in the model.
-        shape: its shape.
-        start: where it begins in the vector.
-        hyperparameter: the module it belongs to, if it is one.
-        prior: over the value of a hyperparameter, over the number itself otherwise. None: flat.
-        root: of weights of a layer with a `Point` posterior, the root of their prior covariance.
-    """
-
-    name: str
-    key: str
-    shape: tuple[int, ...]
-    start: int
-    hyperparameter: Hyperparameter | None
-    prior: Distribution | None
-    root: Root | None
-
-    @property
-    def stop(self) -> int:
-        """Where it ends."""
-        return self.start + math.prod(self.shape)
-
-    @property
-    def flat(self) -> bool:
-        """Whether there is no proper prior."""
-        return self.root is None and self.prior is None
-
-    def value(self, raw: Tensor) -> Tensor:
-        """The parameter as it is used: itself, or a hyperparameter's value."""
-        return raw if self.hyperparameter is None else self.hyperparameter.from_raw(raw)
-
-    def log_prior(self, raw: Tensor) -> Tensor:
-        """Log density over the stored number: that of the value, times the derivative of the value."""
-        if self.root is not None:
-            return self.root.log_prob(raw)
-        if self.prior is None:
-            return raw.new_zeros(())
-        log_density = torch.as_tensor(self.prior.log_prob(self.value(raw))).sum()
-        return log_density if self.hyperparameter is None else log_density + self.hyperparameter.log_jacobian(raw)
-
-    def sample(self, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """`[n, ...]` stored numbers from the prior."""
-        if self.root is not None:
-            return torch.func.vmap(self.root.apply)(torch.randn(n, *self.shape, dtype=dtype, device=device)).flatten(1)
-        assert self.prior is not None
-        drawn = self.prior.expand(self.shape).sample((n,)).to(device, dtype)
-        return (drawn if self.hyperparameter is None else self.hyperparameter.to_raw(drawn)).reshape(n, -1)
+def _of_the_model(theta: Tensor) -> Tensor:
+    """In place of a log likelihood where `ModelTarget` has its own; a function that can be pickled."""
+    raise AssertionError
 
 
 class ModelTarget(Target):
@@ -260,11 +210,13 @@ class ModelTarget(Target):
         if not isinstance(data, tuple | list) or len(data) not in (2, 3):
             raise ConfigurationError("data must be (x, y) or (x, y, weights) when a model is sampled.")
         if not bool(model.ready):
-            model.initialize(data[0], data[1])
+            model.initialize(*data)
         self.model, self.batch = model, model.prepare(*data)
+        if self.batch.weights is not None and not bool((self.batch.weights > 0).any()):
+            raise DataError("Every weight is zero; at least one row must count.")
         model.observe(self.batch)
-        self.parts = _parts(model, dict(priors or {}))
-        super().__init__(lambda theta: self.log_likelihood(theta), self.parts[-1].stop)
+        self.parts = parts_of(model, dict(priors or {}))
+        super().__init__(_of_the_model, self.parts[-1].stop)
         self.dtype, self.device = model.dtype, model.device
 
     @property
@@ -338,78 +290,30 @@ class ModelTarget(Target):
             drawn = [part.sample(n, self.dtype, self.device) for part in self.parts]
         return torch.cat(drawn, 1)
 
+    @property
+    def n_data(self) -> float:
+        """How many rows there are, a row of weight `w` counted `w` times."""
+        weights = self.batch.weights
+        return len(self.batch.x) if weights is None else float(weights.sum())
+
     def fingerprint(self) -> dict[str, Any]:
-        """Names, shapes and the data's sums."""
-        rows = [float(t.double().sum()) for t in self.batch if t is not None]
-        names = [f"{part.name} {list(part.shape)}" for part in self.parts]
-        return {**super().fingerprint(), "parameters": names, "n_data": len(self.batch.x), "data": rows}
+        """The model with all that is fixed, the priors, and the data."""
+        sampled = {part.key for part in self.parts}
+        fixed = [t for name, t in self.model.state_dict().items() if name not in sampled]
+        return {
+            **super().fingerprint(),
+            **{f"model {name}": repr(value) for name, value in structure(self.model, own=False).items()},
+            "fixed": _digest(fixed),
+            "priors": [f"{part.name}: {part.prior}" for part in self.parts],
+            "data": _digest([t for t in self.batch if t is not None]),
+        }
 
 
-def _parts(model: TrainableModel, priors: dict[str, Distribution | None]) -> list[Part]:
-    """All parameters that are not fixed, with their priors; those without one are refused."""
-    of_hyperparameter = {f"{name}.raw": (name, module) for name, module in hyperparameters(model)}
-    roots = _roots(model)
-    parts: list[Part] = []
-    used: set[str] = set()
-    without: list[str] = []
-    start = 0
-    for key, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        name, module = of_hyperparameter.get(key, (key, None))
-        root = roots.get(key)
-        pattern = next((p for p in priors if fnmatch.fnmatchcase(name, p)), None)
-        prior = None if module is None else module.prior
-        if pattern is not None:
-            used.add(pattern)
-            if root is not None:
-                raise ConfigurationError(
-                    f"priors[{pattern!r}] would replace the prior that layer weights {name!r} have already. Give the "
-                    "layer another prior=, or Point(prior=False)."
-                )
-            prior = _checked(priors[pattern], pattern)
-        elif prior is None and root is None:
-            without.append(name)
-        parts.append(Part(name, key, tuple(parameter.shape), start, module, prior, root))
-        start = parts[-1].stop
-    if not parts:
-        raise ConfigurationError("Every parameter of the model is fixed; there is nothing to sample.")
-    if without:
-        shown = ", ".join(without[:6]) + (f" and {len(without) - 6} more" if len(without) > 6 else "")
-        raise ConfigurationError(
-            f"Sampling needs a prior for every parameter; {shown} have none. Build hyperparameters with one, as in "
-            "Positive(1.0, prior=torch.distributions.LogNormal(0.0, 1.0)), or pass priors={'kernel.*': ...}; keep a "
-            "parameter as it is with .fix() or requires_grad_(False). Weights of layers have the layer's prior where "
-            "the posterior is Point()."
-        )
-    unused = [p for p in priors if p not in used]
-    if unused:
-        raise ConfigurationError(
-            f"No parameter is called {unused[0]!r}. There are: {', '.join(p.name for p in parts)}."
-        )
-    return parts
-
-
-def _roots(model: TrainableModel) -> dict[str, Root]:
-    """Of all layers with weights and a `Point` posterior that counts the prior: its root, by the weights' name."""
-    found: dict[str, Root] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, WeightLayer) and isinstance(layer.posterior, Point) and layer.posterior.prior:
-            if layer.prior.random:
-                raise ConfigurationError(
-                    f"Layer {layer.name!r} has a {type(layer.prior).__name__}, whose hyperparameters are drawn anew in "
-                    "every pass; its weights cannot be sampled. Use NealPrior() or StandardPrior()."
-                )
-            found[f"{name}.posterior.weight"] = layer.prior.root(layer, Draw())
-    return found
-
-
-def _checked(prior: Any, name: str) -> Distribution | None:
-    if prior is not None and not isinstance(prior, Distribution):
-        raise ConfigurationError(
-            f"priors[{name!r}] must be a torch distribution, or None for a flat one; got {type(prior).__name__}."
-        )
-    return None if prior is None else unchecked(prior)
+def _digest(tensors: list[Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def as_target(model: TrainableModel | Target, data: Any, priors: Priors | None) -> Target:

@@ -149,16 +149,16 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _options(self, plan: Plan, n: int) -> dict[str, Any]:
         """Keyword arguments of `fit`: what was asked for, else what the family and the size of the data suggest."""
         if plan.optimizer == "lbfgs":
-            return {"steps": self.steps, "restarts": plan.restarts, "optimizer": "lbfgs"}
-        steps = plan.steps if self.steps is None else self.steps
-        batch = plan.batch_size if self.batch_size is None else self.batch_size
+            return {"steps": _whole(self.steps), "restarts": plan.restarts, "optimizer": "lbfgs"}
+        steps = plan.steps if self.steps is None else _whole(self.steps)
+        batch = plan.batch_size if self.batch_size is None else _whole(self.batch_size)
         drop = max(1, round(_LAST_PART * steps)) if isinstance(steps, int) else 1
         return {
             "steps": steps,
             "lr": plan.lr if self.lr is None else self.lr,
             "lr_schedule": schedules.piecewise([drop], [1.0, 0.1]),
             "batch_size": None if batch is None else min(batch, n),
-            "n_samples": plan.n_samples if self.n_samples is None else self.n_samples,
+            "n_samples": plan.n_samples if self.n_samples is None else _whole(self.n_samples),
             "log_every": max(1, min(50, steps // 4)) if isinstance(steps, int) else 50,
         }
 
@@ -204,7 +204,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """The whole predictive distribution: `.mean`, `.interval(0.9)`, `.epistemic`, `.sample(10)`, ..."""
         rows = self._rows(X)
         with self._seeded():
-            return self.model_.predict(rows, n_samples=self.n_draws)
+            return self.model_.predict(rows, n_samples=_whole(self.n_draws))
 
     def log_prob(self, X: Any, y: Any) -> NDArray[np.float64]:
         """Log predictive density (probability, for classes) of each row's target, in nats: `[N]`."""
@@ -241,6 +241,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         kept = copy.copy(self)
         kept.callback = None
         save(kept, folder)
+
+
+def _whole(value: Any) -> Any:
+    """Numpy's whole numbers, as searches over grids give them, as Python's."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 @contextmanager

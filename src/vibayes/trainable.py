@@ -170,8 +170,8 @@ class TrainableModel(nn.Module, ABC):
     def initialize(self, x: Any, y: Any, weights: Any = None) -> None:
         """Take everything that depends on the data before training starts: units and starting values.
 
-        `fit` calls this when nobody did. Calling it again starts over from the given data. Weights enter the units:
-        a row of weight `w` counts as `w` rows there.
+        `fit` calls this when nobody did. Calling it again starts over from the given data. Weights enter the units,
+        and what a closed-form model infers: a row of weight `w` counts as `w` rows there.
         """
         rows, targets = self._check(x, y)
         if weights is not None:
@@ -183,7 +183,7 @@ class TrainableModel(nn.Module, ABC):
         self.target_axes.fill_(2 if as_tensor(y, "y").ndim == 2 else 1)
         try:
             self.units.learn(rows, targets, weights)
-            self._start(Batch(self.units.inputs(rows), self.units.targets(targets)))
+            self._start(Batch(self.units.inputs(rows), self.units.targets(targets), weights))
         except BaseException:  # data that do not fit leave no trace of their shapes and units
             self.row_shape = before[0]
             self.target_axes.copy_(before[1])

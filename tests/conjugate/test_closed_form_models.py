@@ -286,3 +286,144 @@ def test_units_must_be_known() -> None:
 def test_features_check_the_width_of_rows(make: Callable[[], torch.nn.Module]) -> None:
     with pytest.raises(vb.ShapeError):
         make()(torch.zeros(3, 2))
+
+
+WEIGHTS = torch.tensor([3, 1, 0, 2, 1] * 4)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "k-means SGPR", "projected GP"])
+@pytest.mark.parametrize("standardize", [None, "both"])
+@pytest.mark.parametrize("how", ["initialize", "condition", "fit"])
+def test_weights_are_repeated_rows_from_the_start(name: str, standardize: str | None, how: str) -> None:
+    """Units, starting values and inferred posteriors, however the data come in."""
+    x, y = data()
+    if name == "projected GP":  # whose mean starts along principal directions
+        x, y = torch.cat([x, torch.randn(20, 2)], -1), y[:, :1]
+    repeated = torch.arange(20).repeat_interleave(WEIGHTS)
+
+    def make() -> ConjugateModel:
+        if name == "k-means SGPR":
+            return SGPR(vb.Matern52(1), vb.Gaussian(0.1), 5, standardize=standardize)
+        if name == "projected GP":
+            return ExactGP(vb.Matern52(3), vb.Gaussian(0.1), mean=vb.LinearMean(3, 1), standardize=standardize)
+        return built(name, standardize=standardize)
+
+    found = []
+    for rows in ((x, y, WEIGHTS), (x[repeated], y[repeated])):
+        model = make()
+        if "GP" in name:
+            model.likelihood.noise.fix()  # copies of a row ask for none at all
+        if how == "fit":
+            vb.fit(model, rows, progress=False)
+        else:
+            getattr(model, how)(*rows)
+        found.append(model.predict(x))
+    error = 1e-3 if how == "fit" else 1e-7  # steps depend on the number of rows, the optimum does not
+    torch.testing.assert_close(found[0].mean, found[1].mean, rtol=error, atol=error)
+    torch.testing.assert_close(found[0].std, found[1].std, rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fractional_weights_start_from_rows_that_count(name: str) -> None:
+    x, y = data()
+    weights = torch.rand(20) * (torch.arange(20) > 5)
+    whole, part = built(name, standardize="both"), built(name, standardize="both")
+    whole.initialize(x, y, weights)
+    part.initialize(x[6:], y[6:], weights[6:])
+    torch.testing.assert_close(whole.predict(Z).mean, part.predict(Z).mean)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_that_are_all_zero_are_refused(name: str) -> None:
+    x, y = data()
+    model = built(name)
+    for _ in range(2):
+        with pytest.raises(vb.DataError, match="Every weight is zero"):
+            model.condition(x, y, torch.zeros(20))
+        model.initialize(x, y)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_conditioning_is_on_the_new_data(name: str) -> None:
+    x, y = data()
+    moved, fresh = built(name), built(name)
+    moved.initialize(x, y)
+    moved.condition(x[:8], y[:8] + 3.0)
+    fresh.condition(x[:8], y[:8] + 3.0)
+    torch.testing.assert_close(moved.predict(Z).mean, fresh.predict(Z).mean)
+    torch.testing.assert_close(moved.predict(Z).std, fresh.predict(Z).std)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("standardize", [None, "targets"])
+def test_another_number_of_targets_is_refused_and_leaves_no_trace(name: str, standardize: str | None) -> None:
+    x, y = data()
+    model = built(name, per_output=True, standardize=standardize)
+    model.initialize(x, y)
+    before = model.predict(Z)
+    others = [torch.randn(20, 3)] + ([] if standardize is None else [torch.randn(20), torch.randn(20, 1)])
+    for other in others:
+        for call in (model.condition, model.elbo, model.prepare, lambda a, b: vb.fit(model, (a, b), progress=False)):
+            with pytest.raises(vb.ShapeError, match="target"):
+                call(x, other)
+    with pytest.raises(vb.ShapeError, match="noise variances for 3"):
+        model.initialize(x, others[0])
+    assert torch.equal(model.predict(Z).mean, before.mean)
+
+
+@pytest.mark.parametrize("name", ["exact GP", "SGPR"])
+def test_the_width_of_the_mean_is_checked_everywhere(name: str) -> None:
+    x, y = torch.randn(20, 2), torch.randn(20)
+
+    kernel, mean = vb.SquaredExponential(2), vb.IdentityMean()
+    wide: ExactGP | SGPR = ExactGP(kernel, vb.Gaussian(), mean=mean)
+    if name == "SGPR":
+        wide = SGPR(kernel, vb.Gaussian(), x[:5], mean=mean)
+    evidence = wide.log_marginal_likelihood if isinstance(wide, ExactGP) else wide.optimal_q
+    for call in (wide.condition, wide.elbo, wide.initialize, evidence):
+        with pytest.raises(vb.ConfigurationError, match="as many outputs as inputs"):
+            call(x, y)
+    wide.condition(x, torch.stack([y, y], -1))
+    before = wide.predict(x).mean
+    with pytest.raises(vb.ConfigurationError, match="as many outputs as inputs"):
+        wide.initialize(x + 1.0, y)
+    assert torch.equal(wide.predict(x).mean, before)
+
+
+def conditioned(model: ConjugateModel, x: Tensor, y: Tensor) -> ConjugateModel:
+    model.condition(x, y)
+    return model
+
+
+@pytest.mark.parametrize("name", ["SGPR", "exact regression", "full regression", "mean_field regression"])
+def test_a_failed_precision_is_an_error_with_advice(name: str) -> None:
+    """Noise below rounding and more inducing inputs or features than rows tell apart."""
+    x, y = torch.full((20, 1), 0.3), torch.randn(20, 2)
+    model = built(name)
+    model.likelihood.noise.set(1e-25)
+    with pytest.raises(vb.NotPositiveDefiniteError, match=r"precision of .*\[5, 5\].*1e-25.*larger noise"):
+        conditioned(model, x, y).predict(x)
+    if name in ("SGPR", "exact regression"):
+        bound = model(*model.prepare(x, y))
+        assert torch.isnan(bound.objective())
+        assert sum(int(info) for site, info in bound.failures.items() if "precision" in site) > 0
+
+
+def test_float32_keeps_the_posterior_where_noise_is_small() -> None:
+    """`I + A A^T / noise` is made in float64: rounded to float32 it would not be positive definite."""
+    x = torch.linspace(-2, 2, 100)[:, None]
+    y = torch.sin(3 * x[:, 0])
+    makes = [
+        lambda: LinearRegression(GaussianBumps(torch.linspace(-2, 2, 30)), noise=1e-4, prior_variance=100.0),
+        lambda: SGPR(vb.SquaredExponential(1), vb.Gaussian(1e-6), torch.linspace(-2, 2, 20)[:, None]),
+    ]
+    for make in makes:
+        found = []
+        for dtype in (torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            model = make()
+            model.condition(x, y)
+            assert model.predict(x).mean.dtype == dtype
+            found.append((model.predict(x).mean.double(), model.elbo(x, y).value.double().detach()))
+        torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=2e-3)
+        torch.testing.assert_close(found[1][1], found[0][1], rtol=0.01, atol=0)

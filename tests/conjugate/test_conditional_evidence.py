@@ -75,3 +75,37 @@ def test_bad_shares_are_refused() -> None:
     gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian())
     with pytest.raises(ConfigurationError, match="3 of 3"):
         gp.conditional_log_marginal_likelihood(x, y, 3)
+
+
+@torch.no_grad()
+def test_given_rows_are_a_share_of_the_rows_at_hand() -> None:
+    x, y = data(30)
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.2), conditional=0.6)
+    gp.initialize(x[:20], y[:20])
+    for n in (10, 20, 30):
+        expected = gp.conditional_log_marginal_likelihood(x[:n], y[:n], int(0.6 * n), orderings=4, seed=0)
+        assert float(gp.elbo(x[:n], y[:n]).objective) == pytest.approx(float(expected), abs=1e-9)
+    few = gp(*gp.prepare(x[:10], y[:10], torch.ones(10)))
+    assert float(few.objective()) == pytest.approx(float(gp.elbo(x[:10], y[:10]).objective))
+
+
+def test_it_is_trained_again_on_other_numbers_of_rows() -> None:
+    x, y = data(30)
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.2), conditional=0.6)
+    for n in (20, 10, 30):
+        vb.fit(gp, (x[:n], y[:n]), steps=3, progress=False)
+        assert gp._given_rows.shape == (4, int(0.6 * n))
+    gp.condition(x[:1], y[:1])  # predictions need no share
+    assert torch.isfinite(gp.predict(x).mean).all()
+    with pytest.raises(ConfigurationError, match="1 of 1"):
+        vb.fit(gp, (x[:1], y[:1]), steps=3, progress=False)
+
+
+def test_refused_data_leave_no_trace() -> None:
+    x, y = torch.randn(20, 2), torch.randn(20)
+    gp = vb.ExactGP(vb.SquaredExponential(2), vb.Gaussian(0.2), mean=vb.LinearMean(2, 1), conditional=0.6)
+    gp.initialize(x, y)
+    before = gp.predict(x).mean
+    with pytest.raises(ConfigurationError, match="1 of 1"):
+        gp.initialize(x[:1], y[:1])
+    assert torch.equal(gp.predict(x).mean, before)

@@ -149,3 +149,40 @@ def test_refusals() -> None:
         LinearRegression(lambda rows: rows[:, 0]).log_marginal_likelihood(x, y)
     with pytest.raises(vb.ShapeError, match="out_features"):
         LinearRegression(PolynomialFeatures(2), posterior="full").initialize(x, torch.randn(30, 2))
+
+
+@pytest.mark.parametrize("posterior", ["exact", "full"])
+def test_bumps_at_the_front_of_a_sequence_follow_the_units(posterior: str) -> None:
+    x, y = data()
+
+    def predicted(features: torch.nn.Module) -> Tensor:
+        options = {"posterior": posterior, "noise": 0.1, "n_features": 5, "standardize": "inputs"}
+        model = LinearRegression(features, **options)
+        model.condition(100 * x + 7, y)
+        return model.predict(100 * x + 7).mean
+
+    def bumps() -> GaussianBumps:
+        return GaussianBumps(100 * torch.linspace(-2, 2, 5) + 7, 1.0)
+
+    nested = torch.nn.Sequential(torch.nn.Sequential(bumps()), torch.nn.Identity())
+    torch.testing.assert_close(predicted(nested), predicted(bumps()))
+    behind = GaussianBumps(torch.linspace(-2, 2, 5), 1.0)  # among features, which have no units
+    predicted(torch.nn.Sequential(torch.nn.Linear(1, 1), behind))
+    assert torch.equal(behind.centres, behind.given)
+
+
+def test_bumps_whose_inputs_are_unknown_are_refused() -> None:
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bumps = GaussianBumps(torch.linspace(-2, 2, 5))
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return torch.cat([rows, self.bumps(rows)], -1)
+
+    x, y = data()
+    with pytest.raises(vb.ConfigurationError, match="GaussianBumps stands inside Both"):
+        LinearRegression(Both(), standardize="both")
+    LinearRegression(Both(), standardize="targets").condition(x, y)
+    with pytest.raises(vb.ShapeError, match="centres of width 1"):
+        LinearRegression(GaussianBumps(torch.linspace(-2, 2, 5)), standardize="inputs").condition(torch.randn(30, 2), y)

@@ -305,3 +305,40 @@ def test_a_spectrally_normalised_deep_kernel_keeps_its_bound_in_training(many: b
         spectral_normalize(network(), 0.0)
     with pytest.raises(ConfigurationError, match="no linear"):
         spectral_normalize(nn.ReLU())
+
+
+# -- combinations in float32 ----------------------------------------------------------------------------------------
+
+
+COMBINATIONS = {
+    "scaled": lambda: 2.0 * vb.DeepKernel(network(), vb.SquaredExponential(2)),
+    "with noise": lambda: vb.DeepKernel(network(), vb.SquaredExponential(2)) + vb.White(3),
+    "sum": lambda: vb.DeepKernel(network(), vb.SquaredExponential(2)) + vb.SquaredExponential(3),
+    "some columns": lambda: vb.ActiveDimensions(vb.DeepKernel(network(2), vb.SquaredExponential(2)), [0, 2], 3),
+    "deep of deep": lambda: vb.DeepKernel(nn.Linear(3, 3), vb.DeepKernel(network(), vb.SquaredExponential(2))),
+}
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_combinations_with_deep_kernels_train_in_float32(name: str) -> None:
+    torch.set_default_dtype(torch.float32)
+    x, y = data()
+    likelihood = vb.Gaussian(0.1)
+    for model in (
+        vb.SGPR(COMBINATIONS[name](), likelihood, 5),
+        vb.Model(vb.GP(1, kernel=COMBINATIONS[name](), posterior=vb.LocalInducing(5)), likelihood),
+        vb.Model(vb.GP(1, kernel=COMBINATIONS[name](), posterior=vb.GlobalInducing()), likelihood, inducing=x[:5]),
+    ):
+        history = vb.fit(model, (x, y), steps=3, progress=False)
+        assert torch.isfinite(torch.tensor(history.elbo)).all()
+        assert model.predict(x).mean.dtype == torch.float32
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_combinations_with_deep_kernels_take_float64_rows(name: str) -> None:
+    kernel, x = COMBINATIONS[name](), torch.randn(6, 3)
+    expected = kernel(x)
+    found = kernel.float()(x)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

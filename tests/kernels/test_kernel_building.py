@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -110,6 +111,33 @@ def test_scaling() -> None:
         -1.0 * LinearKernel(2)
     with pytest.raises(ConfigurationError, match="multiplied by a number"):
         LinearKernel(2) * "two"  # type: ignore[operator]
+
+
+def test_sums_of_lists() -> None:
+    a, b = SquaredExponential(1), LinearKernel(1)
+    total = sum([a, b])
+    assert isinstance(total, Sum)
+    assert total.kernels == (a, b)
+    assert sum([a]) is a
+    with pytest.raises(TypeError):
+        1 + a  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("number", [np.float32(2), np.float64(2), np.int64(2)])
+def test_numbers_of_numpy_scale(number: float) -> None:
+    for kernel in (LinearKernel(1), LinearKernel(1) + White(1)):
+        for scaled in (kernel * number, number * kernel):
+            assert isinstance(scaled, Scaled)
+            assert scaled.variance.value.item() == pytest.approx(2.0)
+    with pytest.raises(ConfigurationError, match="multiplied by a number"):
+        np.ones(2) * LinearKernel(1)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kernel", [Constant(1), White(1), 2.0 * Constant(1), SquaredExponential(1)])
+def test_float64_rows_have_float64_covariances(kernel: vb.Kernel) -> None:
+    x = torch.randn(3, 1)
+    kernel = kernel.float()
+    assert kernel(x).dtype == kernel(x, x).dtype == kernel.diag(x).dtype == torch.float64
 
 
 def test_a_kernel_in_two_places_is_shared() -> None:

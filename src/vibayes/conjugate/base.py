@@ -8,15 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vibayes import linalg
 from vibayes.bound import Bound
 from vibayes.data import as_tensor
-from vibayes.errors import ConfigurationError, NotFittedError, NotPositiveDefiniteError, ShapeError
+from vibayes.errors import ConfigurationError, DataError, NotFittedError, NotPositiveDefiniteError, ShapeError
 from vibayes.likelihoods import Gaussian, Likelihood
+from vibayes.modes import evaluating, keeping_averages
 from vibayes.posteriors.base import Gaussian as Whitened
 from vibayes.prediction import Prediction
 from vibayes.trainable import Batch, TrainableModel
 
-__all__ = ["ConjugateModel", "Moments", "Observations", "optimal_gaussian", "project"]
+__all__ = ["ConjugateModel", "Moments", "Observations", "counted_rows", "optimal_gaussian", "project"]
 
 # Mean [N, P], variance [N, P], and covariance [P, N, N] where rows are predicted jointly.
 Moment3 = tuple[Tensor, Tensor, Tensor | None]
@@ -24,6 +26,9 @@ Moments = Callable[[Tensor, bool], Moment3]
 
 # How many rows `predict` takes at once, so that its memory stays bounded.
 _ROWS_PER_PASS = 10_000
+
+# Up to how many rows are repeated by their weights for starting values.
+_REPEATED_ROWS = 20_000
 
 
 class Observations(nn.Module):
@@ -94,6 +99,22 @@ class ConjugateModel(TrainableModel):
     def _posterior(self) -> Moments:
         """A function from rows, and whether they are wanted jointly, to moments of the latent function."""
 
+    def _begin(self, batch: Batch) -> None:
+        """Set data-dependent starting values; by default there are none."""
+        return
+
+    def _infer(self, batch: Batch) -> None:
+        """Put the posterior at its optimum, where it has parameters of its own and is not inferred by predictions."""
+        return
+
+    def _check_targets(self, n: int) -> None:
+        """Refuse a number of targets that the model is not built for."""
+        if len(self._noise) not in (1, n):
+            raise ShapeError(
+                f"The likelihood has {len(self._noise)} noise variances for {n} targets. "
+                f"Use Gaussian(noise, out_features={n}), or one noise for all."
+            )
+
     # -- the bound ---------------------------------------------------------------------------------------
 
     def forward(
@@ -107,7 +128,7 @@ class ConjugateModel(TrainableModel):
         noise: Mapping[str, Tensor] | None = None,
     ) -> Bound:
         """The terms of the bound on prepared data; one entry, since there is nothing to draw."""
-        self._check_noise(y)
+        self._check_targets(y.shape[1])
         log_likelihood, log_ratio, failures = self._terms(x, y, weights, scale)
         extra = self._beside_evidence(x, y, weights)
         return Bound(log_likelihood[None], log_ratio[None], self.log_prior() + extra, failures, {})
@@ -115,19 +136,6 @@ class ConjugateModel(TrainableModel):
     def _beside_evidence(self, x: Tensor, y: Tensor, weights: Tensor | None) -> float | Tensor:
         """What the objective of training contains besides the evidence and the priors; nothing by default."""
         return 0.0
-
-    def _batch(self, x: Any, y: Any) -> Batch:
-        """Prepared data, with as many targets as the likelihood has noises."""
-        batch = self.prepare(x, y)
-        self._check_noise(batch.y)
-        return batch
-
-    def _check_noise(self, y: Tensor) -> None:
-        if len(self._noise) not in (1, y.shape[1]):
-            raise ShapeError(
-                f"The likelihood has {len(self._noise)} noise variances for {y.shape[1]} targets. "
-                f"Use Gaussian(noise, out_features={y.shape[1]}), or one noise for all."
-            )
 
     def _needs_all_rows(self, scale: float | Tensor) -> float | Tensor:
         """Refuse minibatches; a tensor cannot be looked at inside `vmap`, so a wrong one gives NaN."""
@@ -152,9 +160,24 @@ class ConjugateModel(TrainableModel):
 
     # -- data --------------------------------------------------------------------------------------------
 
+    def prepare(self, x: Any, y: Any, weights: Any = None) -> Batch:
+        """Training data checked, cast and in the model's units, with a number of targets that the model has."""
+        targets, known = as_tensor(y, "y"), self.units.y_scale.numel()
+        n = targets.shape[1] if targets.ndim == 2 else 1
+        if self.units.of_targets and bool(self.ready) and n != known:
+            raise ShapeError(
+                f"The model standardises {known} target(s), as it was initialised with; got {n}. Pass the same "
+                "targets, or call model.initialize(x, y) to start over."
+            )
+        batch = super().prepare(x, y, weights)
+        self._check_targets(n)
+        return batch
+
     def _start(self, batch: Batch) -> None:
-        self._check_noise(batch.y)
-        self.observations.store(batch)
+        self._check_targets(batch.y.shape[1])
+        with keeping_averages(self):
+            self._begin(batch)
+        self.observe(batch)  # last, so that data that are refused leave no trace
 
     def observe(self, batch: Batch) -> None:
         """Keep the data that predictions condition on."""
@@ -166,8 +189,12 @@ class ConjugateModel(TrainableModel):
         The first call also initializes the model, as `fit` does.
         """
         if not bool(self.ready):
-            self.initialize(x, y)
+            self.initialize(x, y, weights)
         batch = self.prepare(x, y, weights)
+        if batch.weights is not None and not bool((batch.weights > 0).any()):
+            raise DataError("Every weight is zero; at least one row must count.")
+        with torch.no_grad(), evaluating(self):
+            self._infer(batch)
         self.target_axes.fill_(2 if as_tensor(y, "y").ndim == 2 else 1)
         self.observations.store(batch)
 
@@ -204,8 +231,9 @@ class ConjugateModel(TrainableModel):
             raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}.")
         rows = self.prepare_inputs(x)
         size = len(rows) if joint else batch_size or _ROWS_PER_PASS
-        moments = self._posterior()
-        parts = [self._predict_rows(moments, part, joint) for part in torch.split(rows, size)]
+        with evaluating(self):
+            moments = self._posterior()
+            parts = [self._predict_rows(moments, part, joint) for part in torch.split(rows, size)]
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 
     def _predict_rows(self, moments: Moments, rows: Tensor, joint: bool) -> Prediction:
@@ -221,7 +249,8 @@ class ConjugateModel(TrainableModel):
         """
         if n < 1:
             raise ConfigurationError(f"n must be at least 1, got {n}.")
-        drawn = self.units.outputs(self._draw(self.prepare_inputs(x), n))
+        with evaluating(self):
+            drawn = self.units.outputs(self._draw(self.prepare_inputs(x), n))
         return drawn[..., 0] if self._squeezes(drawn.shape[-1]) else drawn
 
     def _draw(self, rows: Tensor, n: int) -> Float[Tensor, "n rows p"]:
@@ -240,22 +269,39 @@ def optimal_gaussian(
     residual: Float[Tensor, "n p"],
     noise: Float[Tensor, " q"],
     weights: Float[Tensor, " n"] | None = None,
-) -> Whitened:
-    r"""The best Gaussian over `v ~ N(0, I)` given `residual = A^T v + noise`, per output.
+) -> tuple[Whitened, Tensor]:
+    r"""The best Gaussian over `v ~ N(0, I)` given `residual = A^T v + noise`, per output, and what failed.
 
-    `N(B^-1 A y / noise, B^-1)` with `B = I + A A^T / noise`; its factor is lower triangular.
+    `N(B^-1 A y / noise, B^-1)` with `B = I + A A^T / noise`; its factor is lower triangular. Where `B` cannot be
+    factorised all of it is NaN, and the second value is not zero.
     """
-    root = A if weights is None else A * weights.sqrt()  # W^1/2 enters each side once
-    y = residual if weights is None else residual * weights.sqrt()[:, None]
-    eye = torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+    # In float64 whatever the dtype: where A A^T is large against the noise, rounding in float32 eats the I.
+    root, y = A.double(), residual.double()
+    if weights is not None:  # W^1/2 enters each side once
+        root, y = root * weights.sqrt(), y * weights.sqrt()[:, None]
+    eye = torch.eye(A.shape[0], dtype=root.dtype, device=A.device)
     B = eye + (root @ root.mT) / noise[:, None, None]  # [Q, M, M]
     # B >= I needs no jitter. Cholesky in reversed order gives B = U U^T with U upper triangular, so that
     # B^-1 = R R^T with R = U^-T lower triangular: the form in which LocalInducing holds its factor.
-    reversed_factor = torch.linalg.cholesky_ex(B.flip(-1, -2)).L
+    reversed_factor, info = linalg.cholesky(B.flip(-1, -2))
     R = torch.linalg.solve_triangular(reversed_factor.mT, eye, upper=True).flip(-1, -2)  # [Q, M, M]
     b = ((root @ y) / noise).mT[..., None]  # [P, M, 1]
     mean = (R @ (R.mT @ b))[..., 0].mT  # [M, P]
-    return Whitened(mean, R, 2.0 * R.diagonal(dim1=-2, dim2=-1).log().sum(-1))
+    log_det = 2.0 * R.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # [Q]
+    return Whitened(mean.to(A.dtype), R.to(A.dtype), log_det.to(A.dtype)), info.sum()
+
+
+def counted_rows(batch: Batch) -> Float[Tensor, "n d"]:
+    """The input rows that starting values look at: those that count, as often as they do.
+
+    Where weights are no whole numbers, or repeated rows would be many, each row that counts comes once.
+    """
+    if batch.weights is None:
+        return batch.x
+    counts = batch.weights.long()
+    if bool((counts == batch.weights).all()) and int(counts.sum()) <= _REPEATED_ROWS:
+        return batch.x.repeat_interleave(counts, 0)
+    return batch.x[batch.weights > 0]
 
 
 def project(A: Float[Tensor, "m n"], q: Whitened, prior: Tensor | None, joint: bool) -> Moment3:

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import linalg
-from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, positive_variance
-from vibayes.errors import ConfigurationError, NotFittedError
+from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, counted_rows, positive_variance
+from vibayes.errors import ConfigurationError
 from vibayes.kernels.base import Kernel
 from vibayes.kernels.deep import check_features
 from vibayes.likelihoods import Likelihood
@@ -64,6 +64,7 @@ class ExactGP(ConjugateModel):
     """
 
     _given_rows: Tensor
+    _n_rows: int = 0  # of which they are chosen; models saved before have none of their own
 
     def __init__(
         self,
@@ -86,14 +87,28 @@ class ExactGP(ConjugateModel):
         self.row_shape = (kernel.in_features,)
         self._finish()
 
-    def _start(self, batch: Batch) -> None:
-        super()._start(batch)
-        check_features(self.kernel.features(batch.x), "the deep kernel", batch.x)
-        self.mean.check(self.kernel.in_features, batch.y.shape[1])
-        self.mean.initialize(batch.x)
+    def _check_targets(self, n: int) -> None:
+        super()._check_targets(n)
+        self.mean.check(self.kernel.in_features, n)
+
+    def _begin(self, batch: Batch) -> None:
         if self.conditional is not None:
-            m = self._n_given(len(batch.x), round(self.conditional * len(batch.x)))
-            self._given_rows = _orderings(len(batch.x), N_ORDERINGS, seed=0)[:, :m].to(batch.x.device)
+            self._choose_given(batch.x)  # refuses too few rows before anything is changed
+        rows = counted_rows(batch)
+        check_features(self.kernel.features(rows), "the deep kernel", rows)
+        self.mean.initialize(rows)
+
+    def observe(self, batch: Batch) -> None:
+        """Keep the data that predictions condition on, and choose the rows that the conditional evidence is given."""
+        if self.conditional is not None:
+            self._given_rows, self._n_rows = self._choose_given(batch.x), len(batch.x)
+        super().observe(batch)
+
+    def _choose_given(self, x: Tensor) -> Tensor:
+        """Indices `[K, m]` of the share of the rows that is given, the same ones for every set of that size."""
+        assert self.conditional is not None
+        m = self._n_given(len(x), round(self.conditional * len(x)))
+        return _orderings(len(x), N_ORDERINGS, seed=0)[:, :m].to(x.device)
 
     @staticmethod
     def _n_given(n: int, m: int) -> int:
@@ -112,7 +127,7 @@ class ExactGP(ConjugateModel):
 
     def lml_terms(self, x: Any, y: Any) -> LogMarginalLikelihood:
         """The log marginal likelihood split into data fit, complexity and constant."""
-        batch = self._batch(x, y)
+        batch = self.prepare(x, y)
         return self._lml(*batch)[0]
 
     def conditional_log_marginal_likelihood(
@@ -124,7 +139,7 @@ class ExactGP(ConjugateModel):
         this leaves out the first `n_given` (Lotfi et al. 2022, "Bayesian model selection, the marginal likelihood, and
         generalization"). The mean over random orderings, in total nats of the other rows.
         """
-        batch = self._batch(x, y)
+        batch = self.prepare(x, y)
         self._n_given(len(batch.x), n_given)
         whole = torch.stack(self._lml(*batch)[0]).sum()
         rows = _orderings(len(batch.x), orderings, seed)[:, :n_given].to(batch.x.device)
@@ -138,9 +153,10 @@ class ExactGP(ConjugateModel):
     def _beside_evidence(self, x: Tensor, y: Tensor, weights: Tensor | None) -> float | Tensor:
         if self.conditional is None:
             return 0.0
-        if self._given_rows.numel() == 0:
-            raise NotFittedError("The conditional evidence needs to know its rows; call model.initialize(x, y) first.")
-        return -self._evidence_of(self._given_rows, x, y, weights)
+        # shorter data sets of fit_many end with rows of weight zero
+        padded = weights is not None and 0 < self._n_rows < len(x)
+        rows = self._given_rows if padded or len(x) == self._n_rows else self._choose_given(x)
+        return -self._evidence_of(rows, x, y, weights)
 
     def _lml(self, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[LogMarginalLikelihood, Tensor]:
         B, residual = self._system(x, y, weights)

@@ -45,6 +45,11 @@ class GaussianBumps(nn.Module):
 
     def to_units(self, units: Units) -> None:
         """Take the centres from user units to the model's."""
+        if units.of_inputs and units.x_mean.shape != self.given.shape[1:]:  # which would be broadcast
+            raise ShapeError(
+                f"GaussianBumps has centres of width {self.given.shape[1]}, but inputs have rows of shape "
+                f"{list(units.x_mean.shape)}. Give centres [W, D] with a column for each of the inputs'."
+            )
         self.centres = units.inputs(self.given)
 
     def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n w"]:

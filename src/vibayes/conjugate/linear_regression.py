@@ -11,6 +11,7 @@ from vibayes import linalg
 from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, optimal_gaussian, project
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.likelihoods import Gaussian
+from vibayes.modes import evaluating
 from vibayes.parameters import Positive, positive
 from vibayes.posteriors.base import Gaussian as Whitened
 from vibayes.trainable import Batch
@@ -46,8 +47,8 @@ class LinearRegression(ConjugateModel):
     - `"point"`: maximum likelihood without a prior, the least-squares solution (of smallest norm where
       features are dependent).
 
-    `initialize` puts `"full"` and `"mean_field"` at their optimum for the starting hyperparameters. The cost
-    is `N W^2 + W^3`. A bias is a constant feature.
+    `initialize` and `condition` put `"full"` and `"mean_field"` at their optimum for the hyperparameters as they are.
+    The cost is `N W^2 + W^3`. A bias is a constant feature.
 
     Args:
         features: a module or function from rows `[N, D]` to features `[N, W]`, such as `GaussianBumps`; None
@@ -96,6 +97,7 @@ class LinearRegression(ConjugateModel):
             raise ConfigurationError('posterior="point" is maximum likelihood and has no prior: drop prior_variance.')
         self.posterior = posterior
         self.features = features
+        self._check_bumps()
         self.prior_variance = (
             None if posterior == "point" else positive(1.0 if prior_variance is None else prior_variance)
         )
@@ -136,15 +138,21 @@ class LinearRegression(ConjugateModel):
             return Whitened(self.mean, linalg.lower_factor(self.raw_factor), log_det)
         return Whitened(self.mean, torch.diag_embed(self.raw_scale.exp()), 2.0 * self.raw_scale.sum(-1))
 
-    def _optimal_q(self, batch: Batch) -> Whitened:
+    def _optimal_q(self, batch: Batch) -> tuple[Whitened, Tensor]:
         A = self._design(batch.x)
-        exact = optimal_gaussian(A, batch.y, self._noise, batch.weights)
+        exact, failed = optimal_gaussian(A, batch.y, self._noise, batch.weights)
         if self.posterior != "mean_field":
-            return exact
+            return exact, failed
         # mean-field: the mean is the exact one, and the precisions are the diagonal of the exact precision B
         squares = A.square().sum(-1) if batch.weights is None else (batch.weights * A.square()).sum(-1)  # [W]
         precision = 1.0 + squares / self._noise[:, None]  # diag B  [Q, W]
-        return Whitened(exact.mean, torch.diag_embed(precision.rsqrt()), -precision.log().sum(-1))
+        return Whitened(exact.mean, torch.diag_embed(precision.rsqrt()), -precision.log().sum(-1)), failed
+
+    def _checked_q(self, batch: Batch) -> Whitened:
+        q, failed = self._optimal_q(batch)
+        remedy = "Use a larger noise (likelihood.noise.set), a smaller prior_variance, or fewer features."
+        self._check_factorization(failed, "weight precision", len(q.mean), remedy)
+        return q
 
     def optimal_q(self, x: Any, y: Any) -> Whitened:
         """The best `q(v)` of the family for the current hyperparameters, `w = sqrt(prior_variance) v`.
@@ -154,7 +162,7 @@ class LinearRegression(ConjugateModel):
             noise per output), and `log_det` of the covariance.
         """
         self._needs_prior("optimal_q")
-        return self._optimal_q(self._batch(x, y))
+        return self._optimal_q(self.prepare(x, y))[0]
 
     @torch.no_grad()
     def set_q(self, q: Whitened) -> None:
@@ -191,28 +199,59 @@ class LinearRegression(ConjugateModel):
     @torch.no_grad()
     def weights(self) -> WeightPosterior:
         """The inferred distribution of the weights, in the model's units."""
-        if self.posterior == "point":
-            mean = self._least_squares(self._observed())
-            W, P = mean.shape
-            return WeightPosterior(mean, mean.new_zeros(P, W, W))
-        q = self._current_q()
+        with evaluating(self):
+            if self.posterior == "point":
+                mean = self._least_squares(self._observed())
+                W, P = mean.shape
+                return WeightPosterior(mean, mean.new_zeros(P, W, W))
+            q = self._current_q()
         assert self.prior_variance is not None
         alpha2 = self.prior_variance.value
         covariance = alpha2 * (q.factor @ q.factor.mT)
         return WeightPosterior(alpha2.sqrt() * q.mean, covariance.expand(q.mean.shape[1], -1, -1))
 
     def _current_q(self) -> Whitened:
-        return self._optimal_q(self._observed()) if self.posterior == "exact" else self._q()
+        return self._checked_q(self._observed()) if self.posterior == "exact" else self._q()
 
     # -- bound, evidence, predictions --------------------------------------------------------------------
 
-    def _start(self, batch: Batch) -> None:
-        super()._start(batch)
-        to_units = getattr(self.features, "to_units", None)
+    def _check_targets(self, n: int) -> None:
+        super()._check_targets(n)
+        if self.posterior in ("full", "mean_field") and n != self.mean.shape[1]:
+            raise ShapeError(
+                f'posterior="{self.posterior}" has parameters for {self.mean.shape[1]} target(s), got {n}. '
+                f"Use out_features={n}."
+            )
+
+    def _begin(self, batch: Batch) -> None:
+        to_units = getattr(self._entry, "to_units", None)
         if to_units is not None:
             to_units(self.units)
+        self._infer(batch)
+
+    def _infer(self, batch: Batch) -> None:
         if self.posterior in ("full", "mean_field"):
-            self.set_q(self._optimal_q(batch))
+            self.set_q(self._checked_q(batch))
+
+    @property
+    def _entry(self) -> Any:
+        """What sees the rows: the features, or the first of them in an `nn.Sequential`."""
+        entry = self.features
+        while isinstance(entry, nn.Sequential) and len(entry) > 0:
+            entry = entry[0]
+        return entry
+
+    def _check_bumps(self) -> None:
+        entry = self._entry
+        if not self.units.of_inputs or not isinstance(entry, nn.Module) or hasattr(entry, "to_units"):
+            return
+        hidden = [type(m).__name__ for m in entry.modules() if hasattr(m, "to_units")]
+        if hidden:
+            raise ConfigurationError(
+                f"{hidden[0]} stands inside {type(entry).__name__}, and may or may not see the inputs: it is unknown "
+                "whether its centres are to be standardised with them. Make it the features themselves, or the first "
+                'of an nn.Sequential; or standardise the inputs before, and use standardize="targets" or None.'
+            )
 
     def _needs_prior(self, what: str) -> None:
         if self.posterior == "point":
@@ -225,9 +264,9 @@ class LinearRegression(ConjugateModel):
         `"full"` and `"mean_field"` bound it.
         """
         self._needs_prior("log_marginal_likelihood")
-        batch = self._batch(x, y)
+        batch = self.prepare(x, y)
         A = self._design(batch.x)
-        log_likelihood, log_ratio = self._bound(A, optimal_gaussian(A, batch.y, self._noise), batch.y, None)
+        log_likelihood, log_ratio = self._bound(A, optimal_gaussian(A, batch.y, self._noise)[0], batch.y, None)
         return log_likelihood + log_ratio
 
     def _bound(self, A: Tensor, q: Whitened, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -248,8 +287,9 @@ class LinearRegression(ConjugateModel):
             return log_likelihood, torch.zeros_like(log_likelihood), {}
         if self.posterior == "exact":
             refused = self._needs_all_rows(scale)
-            log_likelihood, log_ratio = self._bound(self._design(x), self._optimal_q(batch), y, weights)
-            return log_likelihood + refused, log_ratio, {}
+            q, failed = self._optimal_q(batch)
+            log_likelihood, log_ratio = self._bound(self._design(x), q, y, weights)
+            return log_likelihood + refused, log_ratio, {"weight precision": failed}
         log_likelihood, log_ratio = self._bound(self._design(x), self._q(), y, weights)
         return scale * log_likelihood, log_ratio, {}
 

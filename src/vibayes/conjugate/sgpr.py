@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vibayes import linalg
-from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, optimal_gaussian, project
+from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, counted_rows, optimal_gaussian, project
 from vibayes.conjugate.exact_gp import check_kernel
 from vibayes.data import as_rows
 from vibayes.errors import ConfigurationError
@@ -16,6 +16,7 @@ from vibayes.kernels.base import Kernel
 from vibayes.kernels.deep import check_features
 from vibayes.likelihoods import Likelihood
 from vibayes.means import Mean, ZeroMean
+from vibayes.modes import evaluating
 from vibayes.posteriors.base import Gaussian as Whitened
 from vibayes.trainable import Batch
 
@@ -75,22 +76,26 @@ class SGPR(ConjugateModel):
             start = torch.randn(inducing, kernel.on_features.in_features)
         else:
             self._given = as_rows(inducing, "inducing", shape=self.row_shape).clone()
-            start = kernel.features(self._given).detach()
+            with evaluating(kernel):  # averages of BatchNorm are not for rows in user units
+                start = kernel.features(self._given).detach()
         self.inducing = nn.Parameter(start.clone())
         self._finish()
 
-    def _start(self, batch: Batch) -> None:
-        super()._start(batch)
-        self.mean.check(self.kernel.in_features, batch.y.shape[1])
-        self.mean.initialize(batch.x)
-        with torch.no_grad():
-            features = self.kernel.features(batch.x)
-            check_features(features, "the deep kernel", batch.x)
-            if self._given is None:
-                start = choose_inducing(features, len(self.inducing), method="kmeans")
-            else:
-                start = self.kernel.features(self.units.inputs(self._given.to(self.inducing)))
-            self.inducing.copy_(start)
+    def _check_targets(self, n: int) -> None:
+        super()._check_targets(n)
+        self.mean.check(self.kernel.in_features, n)
+
+    @torch.no_grad()
+    def _begin(self, batch: Batch) -> None:
+        rows = counted_rows(batch)
+        features = self.kernel.features(rows)
+        check_features(features, "the deep kernel", rows)
+        self.mean.initialize(rows)
+        if self._given is None:
+            start = choose_inducing(features, len(self.inducing), method="kmeans")
+        else:
+            start = self.kernel.features(self.units.inputs(self._given.to(self.inducing)))
+        self.inducing.copy_(start)
 
     def _project(self, features: Float[Tensor, "n w"]) -> tuple[Float[Tensor, "m n"], Tensor]:
         """`A = L^-1 K_zx`, and whether `K_zz` could be factorised; `x` by what the kernel compares of it."""
@@ -106,10 +111,10 @@ class SGPR(ConjugateModel):
             `mean` `[M, P]`, lower triangular `factor` of the covariance `[1, M, M]` (`[P, M, M]` with one
             noise per output), and `log_det` of the covariance.
         """
-        batch = self._batch(x, y)
-        return self._optimal_q(self._project(self.kernel.features(batch.x))[0], batch)
+        batch = self.prepare(x, y)
+        return self._optimal_q(self._project(self.kernel.features(batch.x))[0], batch)[0]
 
-    def _optimal_q(self, A: Tensor, batch: Batch) -> Whitened:
+    def _optimal_q(self, A: Tensor, batch: Batch) -> tuple[Whitened, Tensor]:
         return optimal_gaussian(A, batch.y - self.mean(batch.x), self._noise, batch.weights)
 
     def _terms(
@@ -118,7 +123,7 @@ class SGPR(ConjugateModel):
         refused = self._needs_all_rows(scale)
         features = self.kernel.features(x)
         A, info = self._project(features)
-        q = self._optimal_q(A, Batch(x, y, weights))
+        q, failed = self._optimal_q(A, Batch(x, y, weights))
         mean = A.mT @ q.mean + self.mean(x)  # [N, P]
         unexplained = self.kernel.on_features.diag(features) - A.square().sum(0)  # diag(K_xx - A^T A)  [N]
         variance = unexplained[:, None] + (q.factor.mT @ A).square().sum(-2).mT  # [N, Q]
@@ -126,7 +131,7 @@ class SGPR(ConjugateModel):
         return (
             log_likelihood,
             -linalg.gaussian_kl(q.mean, q.factor, q.log_det),
-            {"inducing kernel matrix": info},
+            {"inducing kernel matrix": info, "inducing precision": failed},
         )
 
     def _posterior(self) -> Moments:
@@ -138,7 +143,10 @@ class SGPR(ConjugateModel):
             len(self.inducing),
             "Use fewer inducing inputs, a larger model.jitter, or float64.",
         )
-        q = self._optimal_q(A, batch)
+        q, info = self._optimal_q(A, batch)
+        self._check_factorization(
+            info, "inducing precision", len(self.inducing), "Use a larger noise (likelihood.noise.set)."
+        )
 
         def moments(rows: Tensor, joint: bool) -> Moment3:
             features, kernel = self.kernel.features(rows), self.kernel.on_features

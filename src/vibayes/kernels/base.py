@@ -42,6 +42,7 @@ class Kernel(nn.Module, ABC):
 
     depends_on: str = "inputs"
     in_features: int
+    __array_ufunc__ = None  # numpy's numbers leave `2 * kernel` to the kernel
     ROTATION_INVARIANT: ClassVar[tuple[str, ...]] = ("distance", "inner_product")
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
@@ -94,20 +95,26 @@ class Kernel(nn.Module, ABC):
             wide = {name: tensor.double() for name, tensor in both if tensor.is_floating_point()}
             matrix: Tensor = functional_call(self, wide, (x, z))
             return matrix
-        return self._matrix(x, z)
+        return self._like_rows(self._matrix(x, z), x)
+
+    @staticmethod
+    def _like_rows(covariances: Tensor, x: Tensor) -> Tensor:
+        """In float64 where the rows are, even if the kernel does not look at them (`Constant`)."""
+        return covariances.double() if x.dtype == torch.float64 else covariances
 
     @property
     def _needs_one_dtype(self) -> bool:
-        """Whether parameters are float32 and somebody's own kernel, which may not mix dtypes, is among these."""
+        """Whether parameters are float32 and a network or somebody's own kernel, which may not mix dtypes, is here."""
         first = next(self.parameters(), None)
         if first is None or first.dtype == torch.float64:
             return False
-        return any(isinstance(m, Kernel) and not type(m).__module__.startswith("vibayes.") for m in self.modules())
+        parts = [m for m in self.modules() if isinstance(m, Kernel)]
+        return any(m.on_features is not m or not type(m).__module__.startswith("vibayes.") for m in parts)
 
     def diag(self, x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """The variances of the rows, without the matrix."""
         self._check(x)
-        return self._diag(x)
+        return self._like_rows(self._diag(x), x)
 
     @property
     def rotation_invariant(self) -> bool:
@@ -144,6 +151,10 @@ class Kernel(nn.Module, ABC):
         from vibayes.kernels.combinations import Sum
 
         return Sum(self, other)
+
+    def __radd__(self, other: object) -> "Kernel":
+        # `sum` of several kernels begins with 0
+        return self if isinstance(other, int) and other == 0 else NotImplemented
 
     def __mul__(self, other: "Kernel | float | Tensor") -> "Kernel":
         from vibayes.kernels.combinations import Product, Scaled

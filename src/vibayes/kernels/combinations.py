@@ -1,6 +1,7 @@
 """Kernels made of kernels: sums, products, scaled ones, and kernels of some of the inputs."""
 
 import functools
+import numbers
 import operator
 from collections.abc import Iterator, Sequence
 
@@ -109,10 +110,10 @@ class Scaled(Kernel):
 
     def __init__(self, kernel: Kernel, variance: float | Tensor | Positive = 1.0) -> None:
         super().__init__(_is_kernel(kernel, "Scaled").in_features)
-        if not isinstance(variance, int | float | Tensor | Positive) or isinstance(variance, bool):
+        if isinstance(variance, bool) or not isinstance(variance, numbers.Real | Tensor | Positive):
             raise ConfigurationError(f"A kernel can be multiplied by a number or a kernel, not {variance!r}.")
         self.kernel = kernel
-        self.variance = positive(variance)
+        self.variance = positive(variance if isinstance(variance, Tensor | Positive) else float(variance))
         self.depends_on = kernel.depends_on
 
     def _matrix(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None) -> Float[Tensor, "n m"]:

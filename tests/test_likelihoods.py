@@ -309,6 +309,39 @@ def test_poisson_predictive_of_large_counts() -> None:
                 assert value == pytest.approx(reference, abs=tolerance, rel=tolerance if reference < -50 else 0)
 
 
+# ---- wide functions, heavy tails and far targets
+
+
+@pytest.mark.parametrize(("df", "scale", "variance", "y"), [(1.0, 0.01, 1.0, 0.3), (4.0, 0.05, 2.0, -1.0)])
+def test_student_t_expectation_when_the_function_is_wide(df: float, scale: float, variance: float, y: float) -> None:
+    expected = _gaussian_expectation(lambda f: stats.t.logpdf(y, df, f, scale), 0.0, variance)
+    m, v, target = torch.zeros(1, 1), torch.full((1, 1), variance), torch.full((1, 1), y)
+    assert StudentT(df, scale).expected_log_prob(m, v, target).item() == pytest.approx(expected, abs=5e-4)
+    finer = StudentT(df, scale, n_quadrature=60).expected_log_prob(m, v, target).item()
+    assert finer == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation"), [(-80.0, 9.0), (-200.0, 15.0), (-40.0, 1.0), (3.0, 30.0), (-900.0, 30.0)]
+)
+def test_logit_predictive_far_in_the_tail(mean: float, deviation: float) -> None:
+    f = np.linspace(mean - 40 * deviation, mean + 40 * deviation, 400_001)
+    for y in (0.0, 1.0):
+        terms = special.log_expit((2 * y - 1) * f) + stats.norm.logpdf(f, mean, deviation)
+        expected = special.logsumexp(terms) + np.log(f[1] - f[0])
+        for dtype, tolerance in ((torch.float64, 1e-8), (torch.float32, 1e-5)):
+            m, v = torch.full((1, 1, 1), mean, dtype=dtype), torch.full((1, 1, 1), deviation**2, dtype=dtype)
+            value = Bernoulli().predictive(m, v).draw_log_prob(torch.full((1, 1), y, dtype=dtype)).item()
+            assert value == pytest.approx(expected, rel=tolerance, abs=tolerance)
+
+
+def test_a_huge_certain_rate_does_not_disturb_other_counts() -> None:
+    mean = torch.tensor([180.0, 1.0], dtype=torch.float32)[None, :, None]
+    variance = torch.tensor([0.0, 1.0], dtype=torch.float32)[None, :, None]
+    below = Poisson().predictive(mean, variance).cdf(torch.full((2, 1), 3.0, dtype=torch.float32))[1].item()
+    assert below == pytest.approx(_gaussian_expectation(lambda f: stats.poisson.cdf(3, np.exp(f)), 1.0, 1.0), abs=1e-5)
+
+
 # ---- targets
 
 
@@ -405,6 +438,16 @@ def test_student_t_cdf(df: float) -> None:
     np.testing.assert_allclose(ours, stats.t.cdf(t, df), rtol=0, atol=1e-8)
     single = student_t_cdf(torch.as_tensor(t, dtype=torch.float32), torch.tensor(df, dtype=torch.float32))
     np.testing.assert_allclose(single.numpy(), ours, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("df", [9e4, 1.1e5, 1e7, 1e12, 1e15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_student_t_cdf_for_large_df(df: float, dtype: torch.dtype) -> None:
+    t = np.array([-10.0, -5.0, -1.96, 0.0, 0.5, 1.96, 7.0])
+    ours = student_t_cdf(torch.as_tensor(t, dtype=dtype), torch.tensor(df, dtype=dtype))
+    assert ours.dtype == dtype
+    tolerance = 1e-11 if dtype == torch.float64 else 3e-5  # the density at -10, where t has rounded
+    np.testing.assert_allclose(ours.double().numpy(), stats.t.cdf(t, df), rtol=tolerance)
 
 
 def test_student_t_cdf_is_the_integral_of_its_density() -> None:

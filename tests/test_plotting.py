@@ -324,6 +324,13 @@ def test_ranking_puts_the_best_on_top(higher, tmp_path):
     assert has_colour(pixels(ax, tmp_path), plotting.COLOURS["vermilion"])
 
 
+@pytest.mark.parametrize("higher", [True, False])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_ranking_puts_broken_models_at_the_bottom(higher, bad):
+    ax = plotting.ranking(["a", "broken", "c"], [1.0, bad, 2.0], higher_is_better=higher)
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["broken", *(["a", "c"] if higher else ["c", "a"])]
+
+
 def test_ranking_refuses():
     with pytest.raises(ShapeError, match="2 names, 1 values"):
         plotting.ranking(["a", "b"], [1.0])

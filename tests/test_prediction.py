@@ -10,6 +10,7 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor
 
+import vibayes as vb
 from vibayes.errors import ConfigurationError, DataError, ShapeError
 from vibayes.likelihoods import (
     Bernoulli,
@@ -158,6 +159,20 @@ def test_quantile_of_one_component_is_the_closed_form() -> None:
         student = Prediction(StudentT(df, 0.5).predictive(torch.full((1, 1, 1), 1.5)), loc=LOC, scale=SCALE)
         expected = LOC + SCALE * stats.t.ppf(levels, df, 1.5, 0.5)
         np.testing.assert_allclose(student.quantile(levels)[:, 0, 0].numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("df", [0.3, 0.5, 1.0, 1.03, 3.0])
+def test_quantiles_of_heavy_tails_around_a_wide_function(df: float, dtype: torch.dtype) -> None:
+    """The distribution function at the quantile, by averaging scipy's over the function's own quantiles."""
+    mean, variance = torch.full((1, 1, 1), 0.7, dtype=dtype), torch.full((1, 1, 1), 1.5, dtype=dtype)
+    prediction = Prediction(StudentT(df, 0.2).to(dtype).predictive(mean, variance))
+    f = stats.norm.ppf((np.arange(20_000) + 0.5) / 20_000, 0.7, 1.5**0.5)
+    for level in (0.01, 0.05, 0.3, 0.5, 0.9, 0.995):
+        value = prediction.quantile(level).item()
+        assert stats.t.cdf(value, df, f, 0.2).mean() == pytest.approx(level, abs=2e-5)
+    lower, upper = prediction.interval(0.9)
+    assert (upper > lower + 1).all()
 
 
 def test_quantiles_of_wildly_different_components() -> None:
@@ -440,3 +455,62 @@ def test_covariance() -> None:
         _ = Prediction.concatenate([part, part]).covariance
     with pytest.raises(ShapeError, match="covariance"):
         Prediction(Gaussian(0.1).predictive(draws), covariance=covariance[:1])
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("n_draws", [1, 3])
+def test_samples_have_the_covariance_between_rows(name: str, n_draws: int) -> None:
+    likelihood = LIKELIHOODS[name]()
+    mean = torch.randn(n_draws, N, likelihood.latent_features(1))
+    root = torch.randn(N, N)
+    within = root @ root.T / N
+    variance = torch.zeros_like(mean)
+    variance[:, :, 0] = within.diagonal()
+    centred = mean[:, :, 0] - mean[:, :, 0].mean(0)
+    covariance = within + centred.T @ centred / n_draws
+    prediction = Prediction(likelihood.predictive(mean, variance), loc=LOC, scale=SCALE, covariance=covariance[None])
+    samples = prediction.sample(200_000, torch.Generator().manual_seed(1))[..., 0]
+    error = samples.std(0) / 200_000**0.5
+    assert ((samples.mean(0) - prediction.mean[:, 0]).abs() < 5 * error).all()
+    expected = prediction.covariance[0] + prediction.aleatoric[:, 0].diag()
+    products = torch.einsum("sn,sm->snm", samples - samples.mean(0), samples - samples.mean(0))
+    error = products.std(0) / 200_000**0.5
+    assert ((products.mean(0) - expected).abs() < 6 * error).all()
+
+
+def test_joint_predictions_of_close_inputs_are_sampled_alike() -> None:
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.01))
+    gp.condition(torch.tensor([[0.0]]), torch.tensor([0.0]))
+    prediction = gp.predict(torch.tensor([[3.0], [3.01]]), joint=True)
+    assert torch.corrcoef(prediction.sample(20_000).T)[0, 1] == pytest.approx(1 / 1.01, abs=0.01)
+
+
+def test_integer_targets_keep_their_digits() -> None:
+    torch.set_default_dtype(torch.float32)
+    mean = torch.full((1, 1, 1), 20000001.0, dtype=torch.float64)
+    prediction = Prediction(Gaussian(0.01).double().predictive(mean))
+    expected = stats.norm.logpdf(0.0, 0.0, 0.1)
+    for y in (torch.tensor([20000001]), np.array([20000001])):
+        assert prediction.log_prob(y).item() == pytest.approx(expected)
+        assert prediction.cdf(y).item() == pytest.approx(0.5)
+    counts = Prediction(Poisson().predictive(torch.full((1, 1, 1), math.log(2e7), dtype=torch.float64)))
+    assert counts.log_prob(torch.tensor([20000001])).item() == pytest.approx(stats.poisson.logpmf(20000001, 2e7))
+
+
+def test_rows_by_scalars_of_any_kind_and_no_rows() -> None:
+    prediction = _prediction("gaussian")
+    for index in (np.int64(3), torch.tensor(3), torch.tensor(-1)):
+        torch.testing.assert_close(prediction[index].mean, prediction.mean[3:], rtol=0, atol=0)
+    with pytest.raises(IndexError, match="Row 9"):
+        prediction[np.int64(9)]
+    empty = prediction[2:2]
+    assert empty.mean.shape == empty.cdf(0.0).shape == (0, 1)
+    assert empty.quantile([0.1, 0.9]).shape == (2, 0, 1)
+
+
+def test_cdf_of_pandas_and_lists() -> None:
+    pandas = pytest.importorskip("pandas")
+    prediction = _prediction("gaussian")
+    values = [1.0, 2.0, 3.0, 4.0]
+    for given in (pandas.Series(values, index=[7, 8, 9, 10]), values, np.array(values)):
+        torch.testing.assert_close(prediction.cdf(given), prediction.cdf(torch.tensor(values)))

@@ -1,6 +1,6 @@
 """What the metrics share: what they ask of a prediction, and checks of what comes in."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ __all__ = [
     "probabilities",
     "probabilities_and_labels",
     "targets_like",
+    "tensor_or_prediction",
 ]
 
 
@@ -45,6 +46,11 @@ class Predictive(Protocol):
     def cdf(self, y: Tensor, /) -> Tensor:
         """The predictive probability of values up to `y`, output by output."""
         ...
+
+
+def tensor_or_prediction(given: Any) -> Any:
+    """Arrays and lists of numbers as tensors, predictions as they are."""
+    return as_tensor(given, "values") if hasattr(given, "__array__") or isinstance(given, list) else given
 
 
 def as_floating(values: Tensor) -> Tensor:
@@ -78,7 +84,8 @@ def targets_like(y: Tensor, like: Tensor) -> Tensor:
 
 def mean_of(prediction: Predictive | Tensor) -> Tensor:
     """The predictive mean in float64, checked."""
-    values = prediction if isinstance(prediction, Tensor) else getattr(prediction, "mean", None)
+    given = tensor_or_prediction(prediction)
+    values = given if isinstance(given, Tensor) else getattr(given, "mean", None)
     if not isinstance(values, Tensor):
         raise DataError(f"Expected a prediction with a mean or a tensor, got {type(prediction).__name__}.")
     return finite(as_floating(values), "The predictive mean").double()
@@ -106,7 +113,7 @@ def probabilities(prediction: Predictive | Tensor) -> Tensor:
     Probabilities of one, `[N]` or `[N, 1]`, become two classes. So do the P targets of a prediction of yes
     or no, each as a point of its own: `[N * P, 2]`.
     """
-    values = prediction
+    values = tensor_or_prediction(prediction)
     if not isinstance(values, Tensor):
         if not has_probs(prediction):
             name = type(prediction).__name__
@@ -153,6 +160,7 @@ def log_mass(probs: Tensor, labels: Tensor) -> Tensor:
 
 def pointwise_log_likelihood(prediction: Predictive | Tensor, y: Tensor) -> Tensor:
     """Log predictive density or mass of each point, `[N]` in float64; `-inf` is allowed, NaN is not."""
+    prediction = tensor_or_prediction(prediction)
     if isinstance(prediction, Tensor):
         probs, labels = probabilities_and_labels(prediction, y)
         values = log_mass(probs, labels)

@@ -26,6 +26,7 @@ from vibayes._metrics import (
     probabilities,
     probabilities_and_labels,
     targets_like,
+    tensor_or_prediction,
 )
 from vibayes.errors import ConfigurationError, DataError, ShapeError
 
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 # First ends of pieces of the CRPS integral; beyond the outer ones F^2 or (1 - F)^2 is below 1e-12.
-_CRPS_LEVELS = (1e-6, 0.02, 0.5, 0.98, 1 - 1e-6)
+_CRPS_LEVELS = (1e-6, 1e-4, 2e-3, 0.02, 0.5, 0.98, 1 - 2e-3, 1 - 1e-4, 1 - 1e-6)  # many in tails, which may be long
 _CRPS_ROUNDS = 12
 _CRPS_MOST_COUNTS = 4096
 
@@ -141,7 +142,8 @@ def crps(prediction: Predictive | Tensor, y: Tensor) -> float:
 
     `CRPS(F, y) = \int (F(t) - 1[t >= y])^2 dt` (Gneiting and Raftery 2007, eq. 20), in the targets' units.
     For a prediction the integral is computed from the predictive distribution function, by adaptive
-    quadrature between extreme quantiles (relative error about 1e-6 or less); for counts it is a sum (up to
+    quadrature between extreme quantiles (relative error about 1e-6 or less; for Student's t 1e-5 at `df` of 1, and at
+    `df` of 1/2 or less the score is infinite, and the value says no more than that); for counts it is a sum (up to
     4096 terms, beyond which steps of one are small enough to integrate over). For draws `x_1 .. x_S` it is
     the unbiased ("fair") estimate `mean |x_s - y| - sum_{s<t} |x_s - x_t| / (S (S - 1))`.
 
@@ -152,6 +154,7 @@ def crps(prediction: Predictive | Tensor, y: Tensor) -> float:
     >>> round(crps(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0])), 6)   # 1 - |0 - 2| / 2
     0.0
     """
+    prediction = tensor_or_prediction(prediction)
     if isinstance(prediction, Tensor):
         return _crps_of_draws(prediction, y)
     ends = [prediction.quantile(probability).detach().double() for probability in _CRPS_LEVELS]

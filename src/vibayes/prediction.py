@@ -1,8 +1,9 @@
 """What a model predicts: a mixture over draws of the function, in the user's units."""
 
+import operator
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from vibayes.likelihoods.discrete_mixtures import (
     PoissonMixture,
     binary_entropy,
 )
-from vibayes.likelihoods.mixtures import Mixture
+from vibayes.likelihoods.mixtures import Mixture, standard_normal
 from vibayes.likelihoods.regression_mixtures import ContinuousMixture
 
 __all__ = ["Prediction"]
@@ -91,12 +92,13 @@ class Prediction:
     def __len__(self) -> int:
         return self.mixture.n_rows
 
-    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> "Prediction":
+    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Tensor) -> "Prediction":
         """The prediction of some rows; a single number keeps its row: `prediction[3]` has length 1."""
-        if isinstance(index, int):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"Row {index} of a prediction of {len(self)} rows.")
-            index = slice(index % len(self), index % len(self) + 1)
+        if isinstance(index, SupportsIndex) and getattr(index, "ndim", 0) == 0:
+            row = operator.index(index)
+            if not -len(self) <= row < len(self):
+                raise IndexError(f"Row {row} of a prediction of {len(self)} rows.")
+            index = slice(row % len(self), row % len(self) + 1)
         elif not isinstance(index, slice):
             index = torch.as_tensor(index, device=self.mixture.device)
         covariance = self._covariance
@@ -213,11 +215,14 @@ class Prediction:
     def log_prob(self, y: Tensor) -> Float[Tensor, " n"]:
         """Log predictive density (or probability) of each row, jointly over its targets, in user units."""
         n_targets = self.mixture.n_targets
-        y = self.mixture.check_targets(as_tensor(y, "y", device=self.mixture.device), n_targets)
+        y = as_tensor(y, "y", device=self.mixture.device)
+        if not y.is_floating_point() and self.kind != "classes":
+            y = y.double()  # the default dtype may not hold them
+        y = self.mixture.check_targets(y, n_targets)
         if len(y) != len(self):
             raise ShapeError(f"Expected targets of {len(self)} rows, got {len(y)}.")
         if self.kind != "classes":
-            y = (y.to(self._loc.dtype) - self._loc) / self._scale
+            y = ((y - self._loc) / self._scale).to(self._loc.dtype)
         parts = []
         for index in self.mixture.slices():
             rows = self.mixture.rows(index)
@@ -227,13 +232,14 @@ class Prediction:
     def cdf(self, y: float | Tensor) -> Tensor:
         """`P(target <= y)` of each target; `y` is a number, `[N]` for a single target, or `[N, P]`."""
         mixture = self._ordered("cdf")
-        values = torch.as_tensor(y, dtype=mixture.dtype, device=mixture.device)
+        values = as_tensor(y, "y", device=mixture.device)
+        values = values if values.is_floating_point() else values.double()
         size = (len(self), mixture.n_targets)
         if values.ndim == 1 and size[1] == 1:
             values = values[:, None]
         if values.ndim != 0 and values.shape != size:
             raise ShapeError(f"Expected a number or values of shape {list(size)}, got {list(values.shape)}.")
-        z = ((values - self._loc) / self._scale).expand(size)
+        z = ((values - self._loc) / self._scale).to(mixture.dtype).expand(size)
         parts = []
         for index in mixture.slices():
             rows = mixture.rows(index)
@@ -265,10 +271,18 @@ class Prediction:
         return lower, upper
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """`[n, N, P]` targets (`[n, N]` classes); each of the n sets comes from one draw of the function."""
+        """`[n, N, P]` targets (`[n, N]` classes); each of the n sets comes from one draw of the function.
+
+        What a draw leaves open of the function (all of it, in models in closed form) is sampled independently for
+        each row, and with the `covariance` between rows where it is known: after `predict(x, joint=True)`.
+        """
         weights = self.mixture.log_weights.exp()
         draws = torch.multinomial(weights, n, replacement=True, generator=generator)
-        values = self.mixture.sample(draws, generator)
+        mixture = self.mixture
+        if self._covariance is not None and isinstance(mixture, ContinuousMixture):
+            f = _sample_rows_jointly(mixture, self._covariance, draws, generator)
+            mixture, draws = mixture.at_functions(f, draws), torch.arange(n, device=f.device)
+        values = mixture.sample(draws, generator)
         return values if self.kind == "classes" else self._out(self._loc + self._scale * values)
 
     # ---- classes
@@ -357,3 +371,22 @@ class Prediction:
         if not bool(torch.isfinite(tensor).all()):
             raise ConfigurationError(f"{name} must be finite, got {tensor.tolist()}.")
         return tensor.expand(mixture.n_targets)
+
+
+def _sample_rows_jointly(
+    mixture: ContinuousMixture,
+    covariance: Float[Tensor, "p n n"],
+    draws: Tensor,
+    generator: torch.Generator | None,
+) -> Float[Tensor, "k n p"]:
+    """Functions from the named draws: the draw's mean, and a Gaussian with what its spread leaves of the covariance.
+
+    Mean and covariance over draws are then those of the prediction. Given a draw, the covariance is the average one.
+    """
+    centred = mixture.mean - mixture.over_draws(mixture.mean)
+    between = torch.einsum("s,snp,smp->pnm", mixture.log_weights.exp(), centred, centred)
+    # the symmetric root: close rows make the matrix singular to rounding
+    values, vectors = torch.linalg.eigh(covariance.to(between) - between)
+    root = vectors * values.clamp(min=0).sqrt()[:, None]  # [P, N, N]
+    mean = mixture.mean[draws]
+    return mean + torch.einsum("pnm,kmp->knp", root, standard_normal(mean, generator))

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from vibayes.errors import ConfigurationError
 
-__all__ = ["GaussHermite", "log_gamma_grid", "normal_grid", "standard_deviation", "stretched_grid"]
+__all__ = [
+    "GaussHermite",
+    "expected_log1p_square",
+    "log_gamma_grid",
+    "normal_grid",
+    "standard_deviation",
+    "stretched_grid",
+]
 
 _REACH = 8.5  # standard deviations; the mass beyond is 2e-17
 _WIDEST = 0.6  # error exp(-2 pi^2 / h^2) = 2e-24 on the Gaussian itself
@@ -88,6 +95,36 @@ class GaussHermite(nn.Module):
     def extra_repr(self) -> str:
         """The number of nodes, for `print(model)`."""
         return str(self.n)
+
+
+def expected_log1p_square(
+    mean: Float[Tensor, "*shape"], variance: Float[Tensor, "*shape"], n: int
+) -> Float[Tensor, "*shape"]:
+    r"""`E[log(1 + f^2)]` under `f ~ N(mean, variance)`, however wide the Gaussian is.
+
+    Gauss-Hermite nodes step over the dip at 0 once the variance is large. By Frullani's integral
+    `log(1 + a) = \int (1 - e^{-a t}) e^{-t} dt / t`, and `E[e^{-f^2 t}]` is known, so with `A = mean^2 + variance`
+
+        E[log(1 + f^2)] = log(1 + A) + \int e^{-t} (e^{-A t} - e^{-mean^2 t / s} / sqrt(s)) dt / t
+
+    where `s = 1 + 2 variance t`.
+
+    The integral is a smooth one over `log t`, here by n equidistant nodes from where `A t` is 1e-4 to where `t` is 20.
+    With 20 nodes the error is about 1e-5 up to `A = 100`, 2e-4 up to 10^4 and 2e-3 up to 10^7; with 40 it is 1e-6.
+
+    >>> none, wide = torch.zeros(1, dtype=torch.float64), torch.full((1,), 1e4, dtype=torch.float64)
+    >>> round(expected_log1p_square(none, wide, 60).item(), 6)
+    7.964944
+    """
+    A = mean.square() + variance
+    first, last = -torch.log1p(A) - 9.0, 3.0
+    step = (last - first) / n
+    column = (-1,) + (1,) * mean.ndim
+    places = (torch.arange(n, dtype=mean.dtype, device=mean.device) + 0.5).reshape(column)
+    t = (first + step * places).exp()  # [Q, ...]
+    s = 1 + 2 * variance * t
+    rest = (-t).exp() * ((-A * t).exp() - (-mean.square() * t / s).exp() * s.rsqrt())
+    return torch.log1p(A) + step * rest.sum(0)
 
 
 def normal_grid(

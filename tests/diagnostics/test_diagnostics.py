@@ -174,3 +174,23 @@ def test_wrong_arguments() -> None:
         diagnose(gp, (x, y), history=history)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="every"):
         Monitor(gp, (x, y), every=0)
+
+
+def test_predictions_without_a_mean_are_watched_and_diagnosed() -> None:
+    x, y = data()
+    model = vb.Model(vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(5)), vb.StudentT(1.0, 0.3))
+    monitor = Monitor(model, (x, y))
+    vb.fit(model, (x, y), steps=2, log_every=1, callback=monitor, progress=False)
+    found = diagnose(model, (x, y), (x, y), monitor)
+    assert math.isnan(monitor.train_error[0])
+    assert math.isnan(found.numbers["test_error"])
+    assert math.isfinite(monitor.train_ll[0])
+
+
+def test_data_frames_are_diagnosed() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = data()
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))
+    gp.condition(x, y)
+    frame, series = pandas.DataFrame({"x": x[:, 0]}, index=range(5, 45)), pandas.Series(y, index=range(5, 45))
+    assert diagnose(gp, (frame, series), (frame, series)).numbers == diagnose(gp, (x, y), (x, y)).numbers

@@ -13,7 +13,6 @@ from vibayes.layers.linear import Linear
 from vibayes.layers.weights import with_ones
 from vibayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from vibayes.model import Model
-from vibayes.modes import evaluating
 from vibayes.posteriors.point import Point
 from vibayes.prediction import Prediction
 
@@ -84,8 +83,7 @@ class LastLayerLaplace:
         )
 
     def _features(self, rows: Tensor) -> Float[Tensor, "n k"]:
-        with evaluating(self.model):
-            return with_ones(seen_by_kernel(self.model, rows)[0], self.layer.bias)
+        return with_ones(seen_by_kernel(self.model, rows)[0], self.layer.bias)
 
     def _curvature(self, h: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         """`H` `[P K, P K]`, outputs first."""

@@ -131,7 +131,7 @@ def mean_correlation(model: TrainableModel, x: Any) -> float:
 
 
 def error_of(prediction: Prediction, y: Any) -> float:
-    """RMSE, or the share of wrong classes."""
+    """RMSE, or the share of wrong classes; NaN where there is no predictive mean (Student's t with df <= 1)."""
     if prediction.kind in ("classes", "binary"):
         return 1.0 - metrics.accuracy(prediction, y)
-    return metrics.rmse(prediction, y)
+    return metrics.rmse(prediction, y) if bool(prediction.mean.isfinite().all()) else math.nan

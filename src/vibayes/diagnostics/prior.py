@@ -11,6 +11,7 @@ from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError
 from vibayes.kernels.base import Kernel
 from vibayes.model import Model
+from vibayes.modes import evaluating
 from vibayes.trainable import TrainableModel
 
 __all__ = ["correlation", "effective_rank", "features", "seen_by_kernel"]
@@ -20,8 +21,14 @@ __all__ = ["correlation", "effective_rank", "features", "seen_by_kernel"]
 def seen_by_kernel(model: TrainableModel, rows: Tensor) -> tuple[Float[Tensor, "n w"], Kernel | None]:
     """What of prepared rows reaches the last layer (features, where its kernel is deep), and the kernel there.
 
-    In a network with random layers below, it is that of one draw. The kernel is None for layers of weights.
+    In evaluation mode; in a network with random layers below, it is that of one draw. The kernel is None for layers of
+    weights.
     """
+    with evaluating(model):
+        return _seen_by_kernel(model, rows)
+
+
+def _seen_by_kernel(model: TrainableModel, rows: Tensor) -> tuple[Tensor, Kernel | None]:
     if isinstance(model, ConjugateModel):
         kernel = getattr(model, "kernel", None)
         if not isinstance(kernel, Kernel):

@@ -199,7 +199,7 @@ def diagnose(
         if rows is not None:
             prediction = model.predict(rows[0], n_samples=n_samples)
             numbers[f"{part}_ll"] = metrics.log_likelihood(prediction, rows[1])
-            densities = prediction.log_prob(torch.as_tensor(rows[1]))
+            densities = prediction.log_prob(rows[1])
             errors[part] = float(densities.std() / len(densities) ** 0.5) if len(densities) > 1 else math.inf
             numbers[f"{part}_error"] = error_of(prediction, rows[1])
     if test is not None:

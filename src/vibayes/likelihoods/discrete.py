@@ -83,7 +83,7 @@ class Bernoulli(Likelihood):
                 z = m / (1 + v).sqrt()
                 one, zero = log_ndtr(z), log_ndtr(-z)
             else:
-                one, zero = (torch.logsumexp(log_nodes + p, 1) for p in (log_one, log_zero))
+                one, zero = (_log_mean_sigmoid(u, v, nodes, log_nodes) for u in (m, -m))
             weights = log_nodes.exp()
             spread = (weights * (log_one.exp() - one.exp()[:, None]).square()).sum(1)  # Var_f(p)
             parts.append((one, zero, spread, (weights * binary_entropy(log_one, log_zero)).sum(1)))
@@ -194,6 +194,24 @@ class Poisson(Likelihood):
             return PoissonMixture(log_weights, mean, torch.zeros_like(mean), math.inf)
         # as a function of f the mass of a count near exp(f) is as wide as exp(-f / 2)
         deviation = variance.sqrt()
-        narrowest = (deviation * (0.5 * (mean + 4 * deviation)).exp()).max() if mean.numel() else 0.0
-        spacing = 0.6 / float(narrowest) if narrowest > 0 else math.inf
+        width = (deviation * (0.5 * (mean + 4 * deviation)).exp()).nan_to_num(nan=0.0, posinf=math.inf)  # 0 * inf = 0
+        narrowest = float(width.max()) if width.numel() else 0.0
+        spacing = 0.6 / narrowest if narrowest > 0 else math.inf
         return PoissonMixture(log_weights, mean, variance, spacing)
+
+
+def _log_mean_sigmoid(mean: Tensor, variance: Tensor, nodes: Tensor, log_nodes: Tensor) -> Tensor:
+    r"""`log E[sigmoid(f)]` under `f ~ N(mean, variance)`, far into the tail, `[S, N, P]`.
+
+    For any tilt t, with `z` standard normal and `f = mean + t variance + sqrt(variance) z`, it is
+    `log E_z[sigmoid(f) exp(-t sqrt(variance) z)] - t^2 variance / 2` (exponential tilting, or importance sampling with
+    a shifted mean). Where `t = sigmoid(-f)` at `z = 0` the integrand peaks there, so that nodes around 0 serve.
+    """
+    lower, upper = torch.zeros_like(mean), torch.ones_like(mean)
+    for _ in range(40):  # bisection: the tilt need not be exact
+        tilt = 0.5 * (lower + upper)
+        small = tilt < torch.sigmoid(-mean - tilt * variance)
+        lower, upper = torch.where(small, tilt, lower), torch.where(small, upper, tilt)
+    step = standard_deviation(variance)[:, None] * nodes  # [S, Q, N, P]
+    log_terms = logsigmoid((mean + tilt * variance)[:, None] + step) - tilt[:, None] * step
+    return torch.logsumexp(log_nodes + log_terms, 1) - 0.5 * tilt.square() * variance

@@ -38,13 +38,13 @@ _BUDGET = 4_000_000  # elements of one temporary; an evaluation holds about five
 
 
 def row_slices(n_rows: int, elements_per_row: int) -> Iterator[slice]:
-    """Slices over the rows that keep a temporary of `elements_per_row` each below the memory budget.
+    """Slices over the rows that keep a temporary of `elements_per_row` each below the memory budget; at least one.
 
     >>> list(row_slices(3, 2_000_000))
     [slice(0, 2, None), slice(2, 3, None)]
     """
     step = max(1, _BUDGET // max(1, elements_per_row))
-    for start in range(0, n_rows, step):
+    for start in range(0, max(1, n_rows), step):
         yield slice(start, min(start + step, n_rows))
 
 

@@ -13,7 +13,7 @@ from vibayes.likelihoods.regression_mixtures import GaussianMixture, Heterosceda
 from vibayes.likelihoods.special import lgamma_half_step
 from vibayes.likelihoods.targets import real_targets
 from vibayes.parameters import Positive
-from vibayes.quadrature import GaussHermite
+from vibayes.quadrature import GaussHermite, expected_log1p_square
 
 __all__ = ["Gaussian", "HeteroscedasticGaussian", "StudentT"]
 
@@ -104,7 +104,9 @@ class HeteroscedasticGaussian(_RealTargets):
 class StudentT(_RealTargets):
     r"""Noise with heavy tails, `y = f + scale * t` with `t` of Student's distribution.
 
-    The expected log density uses Gauss-Hermite quadrature. The prediction has infinite variance for `df <= 2`
+    The expected log density uses `vibayes.quadrature.expected_log1p_square`, which holds for any ratio of the
+    function's width to the scale: with 20 nodes its error is about `(df + 1) 1e-4` at a ratio of 100, and 40 nodes
+    make it negligible. The prediction has infinite variance for `df <= 2`
     and no mean (NaN) for `df <= 1`; its quantiles and densities are always there.
 
     Args:
@@ -133,19 +135,21 @@ class StudentT(_RealTargets):
         super().__init__()
         self.df = positive_per_target(df, learn_df, None, "df")
         self.scale = positive_per_target(scale, learn, out_features, "scale")
-        self.quadrature = GaussHermite(n_quadrature)
+        self.quadrature = GaussHermite(n_quadrature)  # for its number of nodes, which saved models have there
 
-    def _log_density(self, f: Tensor, y: Tensor) -> Tensor:
+    def _log_density(self, log1p_square: Tensor) -> Tensor:
+        """From `log(1 + ((y - f) / scale)^2 / df)`, in which it is linear."""
         df, scale = self.df.value, self.scale.value
         constant = lgamma_half_step(0.5 * df) - 0.5 * (math.pi * df).log() - scale.log()
-        return constant - 0.5 * (df + 1) * torch.log1p(((y - f) / scale).square() / df)
+        return (constant - 0.5 * (df + 1) * log1p_square).sum(-1)
 
     def _log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        return self._log_density(f, y).sum(-1)
+        return self._log_density(torch.log1p(((y - f) / self.scale.value).square() / self.df.value))
 
     def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
-        expectation: Tensor = self.quadrature(lambda f: self._log_density(f, y), mean, variance)
-        return expectation.sum(-1)
+        width = self.scale.value * self.df.value.sqrt()
+        expected = expected_log1p_square((y - mean) / width, variance / width.square(), self.quadrature.n)
+        return self._log_density(expected)
 
     def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
         exact = variance is None

@@ -1,10 +1,11 @@
 """Predictive mixtures of real numbers: densities, distribution functions and exact quantiles."""
 
+import dataclasses
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -73,6 +74,11 @@ class ContinuousMixture(Mixture):
         log_weights = self.log_weights[:, None] + log_nodes  # [S, Q]
         return weighted_mean(log_weights, values.expand(*log_weights.shape, *values.shape[2:]))
 
+    def _typical_scale(self) -> Tensor:
+        """The geometric mean of the scales, `[N, P]`: under heavy tails their mean is infinite."""
+        _, scale, log_nodes = self._components
+        return self._average(scale.log(), log_nodes).exp()
+
     def quantile(self, q: float) -> Float[Tensor, "n p"]:
         """The value below which a share `q` of each target lies: Newton's method, kept inside a bracket."""
         loc, scale, log_nodes = self._components
@@ -80,7 +86,7 @@ class ContinuousMixture(Mixture):
         lower, upper = self._bracket(q)
         x = self._average(loc, log_nodes).clamp(lower, upper)
         # 1.5e-11 of a scale in float64; float32 has no digits for more than 2e-6
-        tolerance = max(1e-3 * eps**0.5, 16 * eps) * self._average(scale, log_nodes)
+        tolerance = max(1e-3 * eps**0.5, 16 * eps) * self._typical_scale()
         last_step = upper - lower
         for iteration in range(400):
             z = (x - loc) / scale
@@ -104,10 +110,20 @@ class ContinuousMixture(Mixture):
             x = following
         return x
 
+    def at_functions(self, f: Float[Tensor, "k n p"], draws: Tensor) -> Self:
+        """The mixture with equal weights over K functions that are known exactly, each with its draw's noise."""
+        noise = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor) and field.name not in ("log_weights", "mean", "variance"):
+                noise[field.name] = value.expand(self.n_draws, *[-1] * (value.ndim - 1))[draws]
+        equal = f.new_full((len(f),), -math.log(len(f)))
+        return dataclasses.replace(self, log_weights=equal, mean=f, variance=torch.zeros_like(f), **noise)
+
     def _bracket(self, q: float) -> tuple[Tensor, Tensor]:
-        loc, scale, log_nodes = self._components
+        loc = self._components[0]
         lowest, highest = loc.amin((0, 1)), loc.amax((0, 1))  # [N, P]
-        reach = self._average(scale, log_nodes)
+        reach = self._typical_scale()
         lower, upper = lowest - reach, highest + reach
         for _ in range(1000):
             too_high, too_low = self.cdf(lower) >= q, self.cdf(upper) < q
@@ -208,8 +224,9 @@ class StudentTMixture(ContinuousMixture):
         if self.exact:
             return self.mean[:, None], scale, self.mean.new_zeros(1)
         log_precision, log_nodes = log_gamma_grid(0.5 * self.df, self.dtype, self.device)
-        noise = scale.square() * (-log_precision).exp()[:, None, None]  # [S, Q, N, P]
-        return self.mean[:, None], (self.variance[:, None] + noise).sqrt(), log_nodes
+        most = 0.9 * math.log(torch.finfo(self.dtype).max)  # the farthest nodes of a small df lie beyond the dtype
+        noise = scale * (-0.5 * log_precision).clamp(max=most).exp()[:, None, None]  # [S, Q, N, P]
+        return self.mean[:, None], torch.hypot(standard_deviation(self.variance)[:, None], noise), log_nodes
 
     def _standard_log_prob(self, z: Tensor) -> Tensor:
         if not self.exact:
@@ -219,7 +236,7 @@ class StudentTMixture(ContinuousMixture):
         return constant - 0.5 * (self.df + 1) * torch.log1p(z.square() / self.df)
 
     def _standard_cdf(self, z: Tensor) -> Tensor:
-        return student_t_cdf(z, z.new_tensor(self.df)) if self.exact else ndtr(z)
+        return student_t_cdf(z, torch.tensor(self.df, dtype=torch.float64, device=z.device)) if self.exact else ndtr(z)
 
     def moments(self) -> Moments:
         """First two moments given each draw: no mean (NaN) for df <= 1, infinite variance for df <= 2."""

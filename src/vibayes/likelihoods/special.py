@@ -8,6 +8,8 @@ from torch import Tensor
 
 __all__ = ["lgamma_half_step", "log_ndtr", "ndtr", "student_t_cdf"]
 
+_MOST_DF = 1e5  # of the continued fraction for Student's t
+
 
 def ndtr(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Standard normal distribution function, accurate in the lower tail."""
@@ -47,12 +49,24 @@ def student_t_cdf(t: Float[Tensor, "*shape"], df: Float[Tensor, "..."]) -> Float
 
     With `x = df / (df + t^2)` the lower tail is `I_x(df / 2, 1 / 2) / 2`; the regularised incomplete beta
     function is its continued fraction (Lentz's evaluation), on whichever side of the symmetry
-    `I_x(a, b) = 1 - I_{1-x}(b, a)` converges fast. Not for training: it stops when it has converged.
+    `I_x(a, b) = 1 - I_{1-x}(b, a)` converges fast. Beyond `df` of 10^5, where it would need ever more terms, it is
+    the normal distribution function at Hill's transform of `t` (Hill 1970, Algorithm 395), two terms of which are
+    exact to rounding there. Computed in float64, returned in the dtype of `t`. Not for training: it stops when it has
+    converged.
 
     >>> t, df = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
     >>> [round(p, 12) for p in student_t_cdf(t, df).tolist()]
     [0.5, 0.75]
     """
+    dtype, t, df = t.dtype, t.double(), df.double()
+    a = df - 0.5
+    u = t.sign() * (a * torch.log1p(t.square() / df)).sqrt()
+    normal = ndtr(u + (u**3 + 3 * u) / (48 * a.square()))
+    return torch.where(df > _MOST_DF, normal, _student_t_fraction(t, df.clamp(max=_MOST_DF))).to(dtype)
+
+
+def _student_t_fraction(t: Tensor, df: Tensor) -> Tensor:
+    """The distribution function of Student's t by the incomplete beta function."""
     ratio = t.square() / df
     a, b = 0.5 * df, torch.full_like(df, 0.5)
     log_x, log_y = -torch.log1p(ratio), -torch.log1p(1.0 / ratio)

@@ -159,7 +159,7 @@ def ranking(
     title: str = "",
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """A dot per model with its error bar, the best on top.
+    """A dot per model with its error bar, the best on top; models without a finite value are at the bottom.
 
     Args:
         names: of the models.
@@ -175,7 +175,8 @@ def ranking(
     if len(names) != len(centre) or (bars is not None and len(bars) != len(centre)):
         sizes = f"{len(names)} names, {len(centre)} values" + ("" if bars is None else f", {len(bars)} errors")
         raise ShapeError(f"ranking needs one value (and error) per name, got {sizes}.")
-    order = np.argsort(centre if higher_is_better else -centre, kind="stable")  # best last, which is on top
+    merit = centre if higher_is_better else -centre
+    order = np.argsort(np.where(np.isfinite(merit), merit, -np.inf), kind="stable")  # best last, which is on top
     place = np.arange(len(centre))
     with style():
         width = PANEL[0] + 0.06 * max(len(name) for name in names)  # long names leave the dots their room

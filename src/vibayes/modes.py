@@ -13,7 +13,7 @@ __all__ = ["averages", "evaluating", "keeping_averages"]
 
 # How many are at it, in threads side by side, for every module that goes back to training mode after the last of them.
 _evaluating: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from vibayes.modes import evaluating, keeping_averages
 
 __all__ = ["Survey", "ends", "first_width", "survey"]
 
-_lock = threading.Lock()  # a survey puts hooks on modules that threads share
+_lock = threading.RLock()  # a survey puts hooks on modules that threads share
 
 
 @dataclass(frozen=True)

@@ -282,6 +282,15 @@ def test_adam_waits_for_a_weight_of_the_kl_that_comes_later() -> None:
     assert history.step[-1] > 1_500
 
 
+def test_a_schedule_may_end_before_the_most_steps() -> None:
+    x = torch.linspace(-2, 2, 20)[:, None]
+    gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(5))
+    weights = [1.0] * 1_500
+    options = {"log_every": 5, "lr": 0.05, "tolerance": 0.1, "progress": False}
+    history = vb.fit(vb.Model(gp, vb.Gaussian(0.1)), (x, x[:, 0].sin()), kl_weight=weights.__getitem__, **options)
+    assert history.stopped == "the smoothed bound no longer rose"
+
+
 def test_a_run_that_never_was_well_is_an_error() -> None:
     x = torch.randn(10, 2)
     model = vb.Model(vb.Linear(2, 1, posterior=vb.MeanField()), vb.Gaussian(0.1))

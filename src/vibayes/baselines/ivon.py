@@ -101,7 +101,7 @@ def fit_ivon(
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         if not bool(model.ready):
-            model.initialize(*batches.start()[:2])
+            model.initialize(*batches.start())
         batches.begin(model)
         n = batches.n_data
         weights = [weight for weight in network_weights(model).values() if weight.requires_grad]

@@ -26,6 +26,7 @@ from vibayes.training.run import (
     give_up,
     logger,
     set_generators,
+    value_at,
 )
 from vibayes.training.schedules import Schedule
 
@@ -74,8 +75,8 @@ class AdamRun:
         self.factor = 1.0  # of all rates, by the schedule
         self.drops = [0] * R
         self.windows: list[list[float]] = [[] for _ in range(R)]
-        # the weight that the KL will have in the end: before, no bound is the one to be maximised
-        self.last_kl_weight = options.kl_weight(options.max_steps - 1) if options.steps is None else math.nan
+        # the weight that the KL will have in the end, if it is known: before, no bound is the one to be maximised
+        self.last_kl_weight = value_at(options.kl_weight, options.max_steps - 1) if options.steps is None else None
         self.looked_with = [math.nan, math.nan]  # factor of the rate and weight of the KL at the last look
         self.tries, self.good_looks = [0] * R, [0] * R
         self.sound: list[float] = like.tolist()  # jitter of each replica when it was last well
@@ -276,7 +277,7 @@ class AdamRun:
 
     def _look_for_plateau(self, r: int, mean: float) -> None:
         """Without a number of steps: lower the rate, then stop, once the smoothed bound no longer rises."""
-        if self.options.steps is not None or self._set["kl_weight"] != self.last_kl_weight:
+        if self.options.steps is not None or self.last_kl_weight not in (None, self._set["kl_weight"]):
             return
         window = self.windows[r]
         window.append(mean)

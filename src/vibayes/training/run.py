@@ -32,6 +32,7 @@ __all__ = [
     "logger",
     "set_generators",
     "structure",
+    "value_at",
 ]
 
 logger = logging.getLogger("vibayes")
@@ -178,15 +179,17 @@ def _is_plain(value: Any) -> bool:
 
 
 def _values(schedule: Schedule) -> list[float | None]:
-    """A schedule by some of its values; it may end before the last of these steps."""
-    found: list[float | None] = []
-    for step in (0, 10, 100, 1_000, 10_000, 100_000):
-        try:
-            value = float(schedule(step))
-            found.append(value if math.isfinite(value) else None)
-        except Exception:
-            found.append(None)
-    return found
+    """A schedule by some of its values."""
+    return [value_at(schedule, step) for step in (0, 10, 100, 1_000, 10_000, 100_000)]
+
+
+def value_at(schedule: Schedule, step: int) -> float | None:
+    """A schedule's value at a step that may never be reached; None where it has none, as it may end before."""
+    try:
+        value = float(schedule(step))
+    except Exception:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def find_device(device: str | torch.device) -> torch.device:

@@ -131,3 +131,20 @@ def test_what_it_cannot_do_is_said() -> None:
         BoTorchModel(_exact()).posterior(torch.rand(3, 5))
     with pytest.raises(vb.ConfigurationError, match="True or False"):
         BoTorchModel(_exact()).posterior(torch.rand(3, 2), observation_noise=torch.ones(3, 1))
+
+
+def test_a_subset_of_targets() -> None:
+    x, y = _data()
+    model = vb.ExactGP(vb.SquaredExponential(2, lengthscale=2.0), vb.Gaussian(0.01), standardize="both")
+    model.condition(x, torch.stack([y, -2.0 * y, x[:, 0]], 1))
+    whole = BoTorchModel(model)
+    part = whole.subset_output([2, 0])
+    assert (whole.num_outputs, part.num_outputs, part.subset_output([-1]).num_outputs) == (3, 2, 1)
+    points = torch.rand(4, 2, 2)
+    wanted = whole.posterior(points).mean
+    assert torch.equal(part.posterior(points).mean, wanted[..., [2, 0]])
+    assert torch.equal(part.posterior(points, output_indices=[1]).mean, whole.posterior(points, [0]).mean)
+    assert torch.equal(part.subset_output([-1]).posterior(points).mean, whole.posterior(points, [0]).mean)
+    for bad in ([3], [], [-4]):
+        with pytest.raises(vb.ConfigurationError, match="numbered 0 to 2"):
+            whole.subset_output(bad)

@@ -5,7 +5,7 @@ Needs BoTorch: `pip install "vibayes[botorch]"`.
 
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -115,13 +115,38 @@ class BoTorchModel(_BoTorchModel):
         self.model = model.eval()
         self.n_draws = check_count(n_draws, "n_draws")
         self.seed = seed
+        self._chosen: list[int] | None = None
 
     @property
     def num_outputs(self) -> int:
-        """How many targets there are."""
+        """How many targets the posterior has."""
+        return self._n_targets if self._chosen is None else len(self._chosen)
+
+    @property
+    def _n_targets(self) -> int:
+        """How many targets the model has."""
         if isinstance(self.model, ConjugateModel):
             return self.model._observed().y.shape[1]
         return self.model.n_targets or 1
+
+    def subset_output(self, idcs: list[int]) -> "BoTorchModel":
+        """The same model, with these of its targets only.
+
+        Args:
+            idcs: their numbers, negative ones from the end.
+        """
+        subset = BoTorchModel(self.model, n_draws=self.n_draws, seed=self.seed)
+        subset._chosen = self._targets(idcs)
+        return subset
+
+    def _targets(self, indices: Sequence[int] | None) -> list[int]:
+        """The model's targets that are meant by numbers among those of the posterior; all when None."""
+        n, own = self.num_outputs, self._chosen or list(range(self._n_targets))
+        if indices is None:
+            return own
+        if len(indices) == 0 or not all(-n <= i < n for i in indices):
+            raise ConfigurationError(f"Targets are numbered 0 to {n - 1}; got {list(indices)}.")
+        return [own[i] for i in indices]
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -154,14 +179,14 @@ class BoTorchModel(_BoTorchModel):
             raise ConfigurationError(
                 f"X must have {self.model.row_shape[0]} columns, as in training; got shape {list(X.shape)}."
             )
-        chosen = list(range(self.num_outputs)) if output_indices is None else list(output_indices)
+        chosen = self._targets(output_indices)
         posterior: Any
         if isinstance(self.model, ConjugateModel) and len(chosen) == 1:
             posterior = self._gaussian(X, chosen[0], observation_noise)
         else:
             values = self._functions(X)[..., chosen]  # [..., S, q, m]
             if observation_noise:
-                noise = self._noise_variance().expand(self.num_outputs)[chosen]
+                noise = self._noise_variance().expand(self._n_targets)[chosen]
                 values = values + noise.sqrt() * self._noise("observation", values.shape[-3:])
             posterior = FunctionDraws(values)
         return posterior if posterior_transform is None else posterior_transform(posterior)
@@ -190,7 +215,7 @@ class BoTorchModel(_BoTorchModel):
         covariance = torch.stack(covariances).reshape(*batch, q, q)
         extra = _FLOOR * scale.square()
         if noisy:
-            extra = extra + self._noise_variance().expand(self.num_outputs)[output]
+            extra = extra + self._noise_variance().expand(self._n_targets)[output]
         covariance = covariance + extra * torch.eye(q, dtype=X.dtype, device=X.device)
         return GPyTorchPosterior(MultivariateNormal(mean, covariance))
 
@@ -214,7 +239,7 @@ class BoTorchModel(_BoTorchModel):
                 "A joint covariance of the q points could not be factorised. Use fewer points at once, points that are "
                 "further apart, or float64: model.double()."
             )
-        values = model.units.outputs(drawn[..., : self.num_outputs])
+        values = model.units.outputs(drawn[..., : self._n_targets])
         return values.reshape(*X.shape[:-2], S, X.shape[-2], -1)
 
     def _conjugate_draws(self, model: ConjugateModel, rows: Tensor) -> Tensor:

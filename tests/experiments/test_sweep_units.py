@@ -195,3 +195,6 @@ def test_options_of_the_wrong_kind_are_refused_before_training(tiny: Experiment)
     unit = replace(expand(tiny)[0], options={"data": {"split": "foo"}})
     with pytest.raises(ConfigurationError, match=r"no split option 'foo'.*published, random, generated"):
         load_split(unit)
+    unit = replace(expand(tiny)[0], options={"data": {"split": "generated"}})
+    with pytest.raises(ConfigurationError, match="is not generated; use split=published"):
+        load_split(unit)

@@ -32,15 +32,20 @@ def rounding(y: Tensor) -> float:
 
     >>> rounding(torch.tensor([3.0, 4.5, 9.0]))
     1.5
+    >>> rounding(torch.tensor([1.0, 3.0, 6.0]))
+    1.0
     >>> rounding(torch.tensor([0.1, 0.234, 0.7]).sqrt())
     0.0
     """
     values: Tensor = torch.unique(y.double())
     if len(values) < 3:  # a grid of two values says nothing
         return 0.0
-    step = float(values.diff().min())
-    places = (values - values[0]) / step
-    return step if float((places - places.round()).abs().max()) < 1e-3 else 0.0
+    gap = float(values.diff().min())
+    for parts in range(1, 11):  # few values may leave out every neighbour: 1, 3 and 6 are whole numbers
+        places = (values - values[0]) * (parts / gap)
+        if float((places - places.round()).abs().max()) < 1e-3:
+            return gap / parts
+    return 0.0
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ def load_split(unit: Unit) -> Split:
     if kind == "random":
         return datasets.load(unit.dataset, "random", seed=unit.split, dtype=dtype, **data)
     if kind == "generated":
+        if datasets.info(unit.dataset).kind != "generated":
+            raise ConfigurationError(f"{unit.dataset} is not generated; use split=published or split=random.")
         return datasets.load(unit.dataset, seed=unit.split, dtype=dtype, **data)
     return datasets.load(unit.dataset, unit.split, dtype=dtype, **data)
 

@@ -240,8 +240,10 @@ def test_bad_arguments() -> None:
         Wishart(torch.ones(3, 3), 4)
     with pytest.raises(ConfigurationError, match="symmetric"):
         Wishart(torch.eye(3) + torch.ones(3, 3).triu(1), 4)
-    with pytest.raises(ConfigurationError, match="symmetric"):
+    with pytest.raises(ConfigurationError, match="scale must be finite"):
         Wishart(torch.full((3, 3), math.nan), 4)
+    with pytest.raises(ConfigurationError, match="symmetric"):  # however large the other matrices of a batch are
+        Wishart(torch.stack([torch.eye(3) + 1e-6 * torch.ones(3, 3).triu(1), 1e9 * torch.eye(3)]), 4)
     with pytest.raises(ConfigurationError, match="either scale or"):
         Wishart(None, 4)
     with pytest.raises(ConfigurationError, match="either scale or"):
@@ -260,6 +262,17 @@ def test_bad_arguments() -> None:
         MatrixNormal(torch.zeros(3, 2), S, -torch.eye(2))
     with pytest.raises(ShapeError, match="a mean of shape"):
         MatrixNormal(torch.zeros(2, 3), S, torch.eye(2))
+    with pytest.raises(ConfigurationError, match="mean must be a tensor"):
+        MatrixNormal([[0.0]], torch.eye(1), torch.eye(1))  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="mean must be finite"):
+        MatrixNormal(torch.full((3, 2), math.nan), S, torch.eye(2))
+    with pytest.raises(ConfigurationError, match="row_factor must be finite"):
+        MatrixNormal(torch.zeros(3, 2), math.inf * torch.ones(3, 3).tril(), torch.eye(2))
+
+
+def test_a_batch_may_be_empty() -> None:
+    for one in (Wishart(torch.ones(0, 3, 3), 2), InverseWishart(torch.ones(0, 3, 3), 4.0)):
+        assert one.log_prob(one.rsample((2,))).shape == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -269,6 +282,11 @@ def test_bad_arguments() -> None:
         ("alpha", torch.tensor([1.0, 0.0]), ConfigurationError, "alpha must be positive"),
         ("beta", torch.tensor([1.0, -1.0]), ConfigurationError, "beta must be positive"),
         ("beta", [1.0, 1.0], ConfigurationError, "beta must be a tensor"),
+        ("beta", torch.tensor([1.0, math.inf]), ConfigurationError, "beta must be finite"),
+        ("mu", torch.full((3, 2), math.nan), ConfigurationError, "mu must be finite"),
+        ("A", torch.ones(3, 3), ConfigurationError, "A must be invertible"),
+        ("A", torch.full((3, 3), math.nan), ConfigurationError, "A must be finite"),
+        ("A", LowerUpper(torch.full((3, 3), math.nan)), ConfigurationError, "A must be finite"),
         ("mu", torch.zeros(2, 2), ShapeError, r"mu must have shape \(3, 2\)"),
         ("sigma", -torch.ones(3, 2), ConfigurationError, "sigma below its diagonal must be positive"),
         ("sigma", torch.ones(3, 2, dtype=torch.float32), ConfigurationError, "one floating dtype"),

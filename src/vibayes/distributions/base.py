@@ -19,6 +19,7 @@ __all__ = [
     "MatrixDistribution",
     "check_degrees",
     "check_dtypes",
+    "check_finite",
     "check_lower",
     "check_positive",
     "check_shape",
@@ -156,6 +157,12 @@ def check_positive(validate_args: bool | None, name: str, tensor: Tensor) -> Non
         raise ConfigurationError(f"{name} must be positive; its smallest value is {float(tensor.min())}.")
 
 
+def check_finite(validate_args: bool | None, name: str, tensor: Tensor) -> None:
+    """No value may be NaN or infinite."""
+    if values_visible(validate_args, tensor) and not bool(tensor.isfinite().all()):
+        raise ConfigurationError(f"{name} must be finite, but has values that are NaN or infinite.")
+
+
 def check_degrees(nu: Any, n: int, validate_args: bool | None) -> int:
     """The rank `nt = min(nu, n)` of a draw, after checking the degrees of freedom."""
     if isinstance(nu, Tensor):
@@ -183,6 +190,7 @@ def check_degrees(nu: Any, n: int, validate_args: bool | None) -> int:
 def check_lower(validate_args: bool | None, name: str, tensor: Tensor) -> None:
     """A square, floating, lower triangular matrix with positive diagonal."""
     _check_square(name, tensor)
+    check_finite(validate_args, name, tensor)
     check_positive(validate_args, f"The diagonal of {name}", tensor.diagonal(dim1=-2, dim2=-1))
     if values_visible(validate_args, tensor) and bool((tensor.triu(1) != 0).any()):
         raise ConfigurationError(f"{name} must be lower triangular, but has entries above its diagonal.")
@@ -205,8 +213,10 @@ def scale_factor(scale: Tensor | None, scale_tril: Tensor | None, validate_args:
         raise ConfigurationError("Give either scale or, with scale=None, its lower Cholesky factor scale_tril.")
     _check_square("scale", scale)
     visible = values_visible(validate_args, scale)
-    if visible and not bool((scale - scale.mT).abs().max() <= 1e3 * torch.finfo(scale.dtype).eps * scale.abs().max()):
-        raise ConfigurationError("scale must be a symmetric matrix without NaN.")
+    check_finite(validate_args, "scale", scale)
+    rounding = 1e3 * torch.finfo(scale.dtype).eps * scale.abs().amax((-2, -1), keepdim=True)
+    if visible and not bool(((scale - scale.mT).abs() <= rounding).all()):
+        raise ConfigurationError("scale must be a symmetric matrix.")
     L, info = linalg.cholesky(scale)
     if visible and bool((info != 0).any()):
         raise NotPositiveDefiniteError(

@@ -15,6 +15,7 @@ from vibayes.distributions.base import (
     MatrixDistribution,
     check_degrees,
     check_dtypes,
+    check_finite,
     check_positive,
     check_shape,
     scale_factor,
@@ -100,11 +101,15 @@ class GeneralizedSingularWishart(MatrixDistribution):
             tensors["A"] = A.packed if isinstance(A, LowerUpper) else A
             check_shape("A", tensors["A"], (n, n))
         check_dtypes(scale=self.scale_tril, **tensors)
+        for name, tensor in tensors.items():
+            check_finite(validate_args, name, self._below(tensor, 0.0) if name in ("mu", "sigma") else tensor)
         for name in ("alpha", "beta"):
             check_positive(validate_args, name, tensors[name])
         check_positive(validate_args, "sigma below its diagonal", self._below(sigma, 1.0))
         if isinstance(A, LowerUpper):
             check_positive(validate_args, "The size of A's diagonal", A.packed.diagonal(dim1=-2, dim2=-1).abs())
+        if isinstance(A, Tensor) and values_visible(validate_args, A) and not bool(log_abs_det(A).isfinite().all()):
+            raise ConfigurationError("A must be invertible, but its determinant is zero.")
         if B is not None:
             check_positive(validate_args, "The size of B's diagonal", B.diagonal(dim1=-2, dim2=-1).abs())
             if values_visible(validate_args, B) and bool((B.triu(1) != 0).any()):

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from vibayes import linalg
-from vibayes.distributions.base import MatrixDistribution, check_dtypes, check_lower
-from vibayes.errors import ShapeError
+from vibayes.distributions.base import MatrixDistribution, check_dtypes, check_finite, check_lower
+from vibayes.errors import ConfigurationError, ShapeError
 
 __all__ = ["MatrixNormal"]
 
@@ -49,6 +49,8 @@ class MatrixNormal(MatrixDistribution):
     ) -> None:
         check_lower(validate_args, "row_factor", row_factor)
         check_lower(validate_args, "column_factor", column_factor)
+        if not isinstance(mean, Tensor):
+            raise ConfigurationError(f"mean must be a tensor, got {type(mean).__name__}.")
         check_dtypes(mean=mean, row_factor=row_factor, column_factor=column_factor)
         expected = (row_factor.shape[-1], column_factor.shape[-1])
         if mean.shape[-2:] != expected:
@@ -56,6 +58,7 @@ class MatrixNormal(MatrixDistribution):
                 f"A row factor of size {expected[0]} and a column factor of size {expected[1]} need a mean of shape "
                 f"{expected} after any batch axes, got {tuple(mean.shape)}."
             )
+        check_finite(validate_args, "mean", mean)
         self.loc, self.row_factor, self.column_factor = mean, row_factor, column_factor
         self._finish(expected)
 

@@ -18,9 +18,12 @@ MIXINGS = ["plain", "A", "AB"]
 WIDTHS = [1, 2, 4, 6]  # fewer outputs than the four inducing rows, as many, and more
 
 
-def deep(posterior: vb.GeneralizedWishart | vb.FromPrior, width: int, m: int = 4) -> vb.Model:
+def deep(
+    posterior: vb.GeneralizedWishart | vb.FromPrior, width: int, m: int = 4, kernel: vb.Kernel | None = None
+) -> vb.Model:
     hidden = vb.GP(width, kernel=vb.SquaredExponential(2, ard=True, lengthscale=1.5), posterior=posterior)
-    last = vb.GP(1, kernel=vb.SquaredExponential(width), posterior=vb.GlobalInducing(log_precision=-1.0))
+    kernel = vb.SquaredExponential(width) if kernel is None else kernel
+    last = vb.GP(1, kernel=kernel, posterior=vb.GlobalInducing(log_precision=-1.0))
     model = vb.Model(nn.Sequential(hidden, last), vb.Gaussian(0.3), inducing=torch.randn(m, 2))
     model.jitter.fill_(1e-10)
     return model
@@ -51,13 +54,16 @@ def test_a_posterior_equal_to_the_prior_has_log_ratio_zero(mixing: str, width: i
 
 @pytest.mark.parametrize("width", [2, 6])
 def test_prior_functions_are_those_of_the_deep_gp(width: int) -> None:
-    """Identity 12, second half: moments of outputs at the prior match those of a deep GP drawn from its prior."""
+    """Identity 12, second half: moments of outputs at the prior match those of a deep GP drawn from its prior.
+
+    A stationary kernel would give outputs the same variance whatever the features are.
+    """
     torch.manual_seed(0)
-    wishart = at_the_prior(deep(vb.GeneralizedWishart(), width))
+    wishart = at_the_prior(deep(vb.GeneralizedWishart(), width, kernel=vb.ArcCosine(width)))
     torch.manual_seed(0)
-    gaussian = deep(vb.FromPrior(), width)
+    gaussian = deep(vb.FromPrior(), width, kernel=vb.ArcCosine(width))
     x = torch.tensor([[0.3, -0.2], [1.0, 0.8]])
-    draws = 40_000
+    draws = 100_000
     moments = []
     for model in (wishart, gaussian):
         with torch.no_grad():
@@ -70,32 +76,52 @@ def test_prior_functions_are_those_of_the_deep_gp(width: int) -> None:
     assert bool(((a - b).abs() < 4 * (a_error.square() + b_error.square()).sqrt()).all())
 
 
+@pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("width", [2, 6])
-def test_a_rotation_of_the_features_changes_nothing(width: int) -> None:
-    """Identity 13: neither the prior density of the Gram matrix nor the law of inner products with data rows."""
-    L = torch.linalg.cholesky(vb.SquaredExponential(2)(torch.randn(4, 2)) + 1e-6 * torch.eye(4))
-    rotation = torch.linalg.qr(torch.randn(width, width)).Q
-    F = torch.randn(4, width)
-    prior = Wishart(None, width, scale_tril=L / math.sqrt(width))
-    assert torch.isclose(prior.log_prob_factor(F), prior.log_prob_factor(F @ rotation), rtol=1e-10)
-    # data rows given inducing rows: mean A^T L^-1 F turns with F, the variance does not know F
-    A = torch.randn(4, 5)
-    mean, turned = A.mT @ F, A.mT @ (F @ rotation)
-    assert torch.allclose(mean @ F.mT, turned @ (F @ rotation).mT)
-    assert torch.allclose(mean @ mean.mT, turned @ turned.mT)
+def test_a_rotation_of_the_features_changes_nothing(width: int, joint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Identity 13: neither the log ratio nor the law of inner products with data rows.
+
+    With the features turned, and the noise of the data rows, whose law knows no directions, all rows come out turned.
+    """
+    layer = deep(vb.GeneralizedWishart("AB"), width).network[0]
+    posterior, sample = layer.posterior, layer.posterior.sample
+    rows, rotation = torch.randn(7, 2), torch.linalg.qr(torch.randn(width, width)).Q
+
+    def run(noise: dict[str, Tensor] | None) -> tuple[Tensor, Draw]:
+        draw = Draw(n_inducing=4, joint=joint, marginal=False, noise=noise)
+        with torch.no_grad(), draw:
+            return layer(rows), draw
+
+    noise = {name: torch.randn(shape) for name, shape in run(None)[1].requests.items()}
+    plain, draw = run(noise)
+    monkeypatch.setattr(posterior, "sample", lambda site, draw: sample(site, draw) @ rotation)
+    turned, _ = run(noise | {"0.rows": noise["0.rows"] @ rotation})
+    assert not torch.allclose(turned, plain, atol=1e-2)
+    torch.testing.assert_close(turned @ turned.mT, plain @ plain.mT)
+
+    with torch.no_grad():
+        K, q = layer.kernel(rows[:4]), torch.sigmoid(posterior.share.value)
+        F = plain[:4] @ rotation
+        scale = torch.linalg.cholesky((1 - q) * K + width * q * posterior.V @ posterior.V.mT)
+        log_ratio = Wishart(K, width).log_prob_factor(F) - posterior.distribution(scale, width).log_prob_factor(F)
+    torch.testing.assert_close(draw.log_ratios["0"], log_ratio)
 
 
-def test_data_rows_complete_the_wishart() -> None:
-    """Identity 14: the Gram matrix of inducing and data rows, marginalised, has the joint Wishart's moments."""
+@pytest.mark.parametrize("joint", [False, True])
+def test_data_rows_complete_the_wishart(joint: bool) -> None:
+    """Identity 14: the Gram matrix of inducing and data rows, marginalised, has the joint Wishart's moments.
+
+    Data rows that are not drawn jointly know nothing of each other, so that there is only one of them here.
+    """
     width, draws = 3, 60_000
     kernel = vb.SquaredExponential(1)
     layer = vb.GP(width, kernel=kernel, posterior=vb.GeneralizedWishart())
     network = nn.Sequential(layer, vb.GP(1, kernel=vb.SquaredExponential(width)))
     model = at_the_prior(vb.Model(network, vb.Gaussian(0.1), inducing=torch.tensor([[-0.5], [0.4]])))
-    rows = torch.tensor([[-0.5], [0.4], [1.1]])
+    rows = torch.tensor([[-0.5], [0.4], [1.1], [-0.9]] if joint else [[-0.5], [0.4], [1.1]])
 
     def one(_: Tensor) -> Tensor:
-        with Draw(n_inducing=2, joint=True, marginal=False, jitter=1e-12):
+        with Draw(n_inducing=2, joint=joint, marginal=False, jitter=1e-12):
             F = layer(rows)
         return F @ F.mT
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import vibayes as vb
 from vibayes.distributions import Wishart
 from vibayes.draw import Draw
+from vibayes.gamma import NOISE_PER_GAMMA
 from vibayes.posteriors.base import Site
 
 X3 = torch.tensor([[-0.8, 0.3], [0.2, -1.1], [1.4, 0.6]], dtype=torch.float64)
@@ -164,6 +165,12 @@ def test_importance_weights_average_to_the_evidence(mixing: str, width: int) -> 
     assert float(bound.value) + 4 * float(bound.stderr) < evidence
 
 
+def log_ratio(posterior: vb.GeneralizedWishart, K: Tensor, width: int, noise: Tensor) -> float:
+    draw = Draw(noise={"w.inducing": noise})
+    posterior.sample(Site("w", torch.linalg.cholesky(K), width), draw)
+    return float(draw.log_ratios["w"])
+
+
 @pytest.mark.parametrize("mixing", MIXINGS)
 @pytest.mark.parametrize("width", [2, 6])
 def test_one_more_point_with_the_prior_conditional_changes_nothing(mixing: str, width: int) -> None:
@@ -205,6 +212,11 @@ def test_one_more_point_with_the_prior_conditional_changes_nothing(mixing: str, 
             a.B.diagonal().add_(0.3 * torch.rand(nt))
             b.B[:nt, :nt] = a.B
             b.sigma.raw[4, :nt] = -a.B.diagonal().log()
+        for _ in range(3):  # in every draw, with the noise of the old points as it was
+            noise = torch.randn(5 + NOISE_PER_GAMMA, nt_more)
+            old = torch.cat([noise[:4], noise[5:]])[:, :nt]
+            ratios = [log_ratio(p, K[:m, :m], width, e) for p, m, e in ((a, 4, old), (b, 5, noise))]
+            assert math.isclose(*ratios, abs_tol=1e-6)
         last, longer = few.network[1].posterior, more.network[1].posterior
         longer.pseudo_outputs[:4] = last.pseudo_outputs
         longer.precision.raw[:4] = last.precision.raw

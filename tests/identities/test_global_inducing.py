@@ -200,6 +200,25 @@ def test_one_more_point_with_the_prior_conditional_changes_nothing() -> None:
     assert difference < 4 * math.hypot(float(few.stderr), float(more.stderr))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_one_more_point_changes_no_draw(form: str) -> None:
+    """Identity 20, in every draw: with the same noise, old points keep their values and the layer its log ratio."""
+    z, pseudo = torch.randn(4, 2), torch.randn(4, 2)
+    log_precision = torch.tensor([1.0, 0.5, -0.3, -60.0])
+    noise = torch.randn(8, 2)  # of the whitened prior draw, then of the pseudo-outputs
+    found = []
+    for m, e in ((3, torch.cat([noise[:3], noise[4:7]])), (4, noise)):
+        posterior = vb.GlobalInducing(form, pseudo_outputs=pseudo[:m], log_precision=log_precision[:m])
+        layer = vb.GP(2, kernel=vb.SquaredExponential(2), posterior=posterior)
+        vb.Model(layer, vb.Gaussian(), inducing=z[:m])
+        draw = Draw(noise={"network.inducing": e})
+        with torch.no_grad():
+            K = layer.kernel(z[:m])
+            v = layer.posterior.sample(Site("network", torch.linalg.cholesky(K), 2, K), draw)
+        found.append((v[:3], draw.log_ratios["network"]))
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_last_pseudo_outputs_start_at_the_targets() -> None:
     x, y = toy(20)
     model = vb.Model(vb.GP(1, kernel=vb.SquaredExponential(1)), vb.Gaussian(0.1), inducing=x[:5], standardize="both")

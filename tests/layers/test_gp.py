@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import vibayes as vb
+from vibayes.draw import Draw
 from vibayes.posteriors.base import Site
 
 X = torch.linspace(-2, 2, 7, dtype=torch.float64)[:, None] * torch.tensor([[1.0, -0.5]], dtype=torch.float64)
@@ -169,6 +170,32 @@ def test_inducing_rows_behind_a_local_layer_are_values_of_the_same_function(
     error = (weights.var() / len(weights) + bound.stderr**2).sqrt()
     assert abs(bound.value - weights.mean()) < 4 * error
     torch.testing.assert_close(predicted.epistemic.sqrt(), drawn.std(0), rtol=0.1, atol=0.0)
+
+
+@pytest.mark.parametrize("marginal", [False, True])
+def test_rows_of_a_local_layer_before_a_global_one_have_the_moments_of_its_posterior(marginal: bool) -> None:
+    """Inducing rows and a data row together, some of them far from the layer's own inducing inputs."""
+    posterior = vb.LocalInducing(2, inputs=torch.tensor([[-1.0], [0.5]]))
+    layer = vb.GP(1, kernel=vb.SquaredExponential(1), noise=0.1, mean=vb.IdentityMean(), posterior=posterior)
+    rows = torch.tensor([[-0.7], [2.0], [1.6]])
+    vb.Model(nn.Sequential(layer, vb.GP(1, kernel=vb.SquaredExponential(1))), vb.Gaussian(), inducing=rows[:2])
+    draws = 100_000
+
+    def one(_: torch.Tensor) -> torch.Tensor:
+        with Draw(n_inducing=2, marginal=marginal, jitter=1e-12):
+            return layer(rows)[:, 0]
+
+    with torch.no_grad():
+        layer.posterior.mean.copy_(torch.tensor([[0.8], [-0.5]]))
+        layer.posterior.raw_factor.copy_(torch.tensor([[[-1.0, 0.0], [0.6, -0.3]]]))
+        f = torch.func.vmap(one, randomness="different")(torch.zeros(draws))
+        q = layer.posterior.marginal(None)
+        L = torch.linalg.cholesky(layer.covariance(layer.posterior.inputs))
+        A = torch.linalg.solve_triangular(L, layer.kernel(layer.posterior.inputs, rows), upper=False)
+        C = q.factor[0].mT @ A
+        covariance = layer.covariance(rows) - A.mT @ A + C.mT @ C
+    torch.testing.assert_close(f.mean(0), (A.mT @ q.mean + rows)[:, 0], rtol=0.0, atol=0.02)
+    torch.testing.assert_close(torch.cov(f.mT), covariance, rtol=0.0, atol=0.03)
 
 
 def test_the_last_layer_starts_at_targets_less_its_mean() -> None:

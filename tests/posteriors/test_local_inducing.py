@@ -204,3 +204,18 @@ def test_refusals() -> None:
     wrong = vb.LocalInducing(3, form="pseudo", pseudo_outputs=torch.zeros(2, 1))
     with pytest.raises(vb.ShapeError, match=r"must be \[3, 1\] \(inducing rows, outputs\); got \[2, 1\]"):
         vb.Model(vb.GP(1, kernel=vb.SquaredExponential(2), posterior=wrong), vb.Gaussian())
+
+
+@pytest.mark.parametrize("precision", ["diagonal", "per_output", "full", "full_per_output", "natural"])
+def test_pseudo_outputs_and_precisions_that_are_not_finite_are_refused(precision: str) -> None:
+    z = torch.randn(3, 2)
+    for told, message in (
+        ({"pseudo_outputs": torch.full((3, 1), torch.nan)}, "pseudo_outputs of layer 'network' must be finite"),
+        ({"log_precision": torch.tensor([0.0, torch.nan, 0.0])}, "log_precision of layer 'network' must be finite"),
+        ({"log_precision": torch.inf}, "log_precision of layer 'network' must be finite"),
+    ):
+        local = vb.LocalInducing(3, form="pseudo", precision=precision, **told)
+        for posterior, inducing in ((local, None), (vb.GlobalInducing(precision, **told), z)):
+            gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=posterior)
+            with pytest.raises(vb.ConfigurationError, match=message):
+                vb.Model(gp, vb.Gaussian(), inducing=inducing)

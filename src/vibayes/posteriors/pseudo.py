@@ -82,7 +82,10 @@ def create_pseudo_outputs(
     M, P = shape[:2]
     dtype = torch.get_default_dtype()
     start = torch.randn(shape) if outputs is None else outputs.detach().to(dtype, copy=True)
-    log_precision = torch.as_tensor(log_precision, dtype=dtype)
+    log_precision = as_tensor(log_precision, "log_precision").to(dtype)
+    for name, given in (("pseudo_outputs", start), ("log_precision", log_precision)):
+        if not bool(given.isfinite().all()):
+            raise ConfigurationError(f"{name} of layer {layer.name!r} must be finite, but has NaN or infinite values.")
     fits = [(), (M,)] + ([(P, M)] if kind == "per_output" else [])
     if tuple(log_precision.shape) not in fits:
         more = f", or one per output and row, [{P}, {M}]" if kind == "per_output" else ""

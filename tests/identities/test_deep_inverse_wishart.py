@@ -254,3 +254,10 @@ def test_what_cannot_work_is_refused() -> None:
         vb.Model(
             nn.Sequential(vb.InverseWishartProcess(kernel=kernel), wide), vb.Gaussian(), inducing=torch.randn(4, 2)
         ).elbo(torch.randn(3, 2), torch.randn(3))
+    for mean in (vb.IdentityMean(), vb.LinearMean(2, 2)):
+        network = nn.Sequential(
+            vb.InverseWishartProcess(kernel=kernel, out_features=2),
+            vb.GP(2, kernel=vb.SquaredExponential(2), mean=mean),
+        )
+        with pytest.raises(vb.ConfigurationError, match=rf"'1' has the mean {type(mean).__name__}.*zero or constant"):
+            vb.Model(network, vb.Gaussian(), inducing=torch.randn(4, 2))

@@ -14,7 +14,7 @@ from vibayes.kernels.base import Kernel
 from vibayes.kernels.deep import check_features
 from vibayes.kernels.white import White
 from vibayes.layers.base import Layer
-from vibayes.means import Mean, ZeroMean
+from vibayes.means import IdentityMean, LinearMean, Mean, ZeroMean
 from vibayes.parameters import Positive, positive
 from vibayes.posteriors.base import Gaussian, Posterior, Site
 from vibayes.posteriors.global_inducing import GlobalInducing
@@ -109,11 +109,8 @@ class GP(Layer):
                 + ("Flatten images before it." if rows.ndim > 2 else "Change the width of what comes before it.")
             )
         posterior = self.posterior
-        if posterior.local and rows.shape[1] != self.in_features:
-            raise ConfigurationError(
-                f"Layer {name!r} has inducing inputs of its own, but its rows are imagined features of an "
-                "InverseWishartProcess, of which only inner products have a meaning. Use GlobalInducing() there."
-            )
+        if rows.shape[1] != self.in_features:
+            self._check_imagined(name)
         if draw.initializing:
             self.initialize(rows)
         features = self.kernel.features(rows)  # the rows themselves, unless the kernel is deep
@@ -165,6 +162,19 @@ class GP(Layer):
             first = draw.n_inducing if posterior.local else 0  # inducing rows that went through like data
             draw.output = replace(draw.output, projection=projection[:, first:], offset=offset[first:])
         return out
+
+    def _check_imagined(self, name: str) -> None:
+        """Refuse what takes more of imagined features, however many they are, than their inner products."""
+        what = ""
+        if self.posterior.local:
+            what, instead = "inducing inputs of its own", "GlobalInducing()"
+        elif isinstance(self.mean, IdentityMean | LinearMean):
+            what, instead = f"the mean {type(self.mean).__name__}", "a zero or constant mean"
+        if what:
+            raise ConfigurationError(
+                f"Layer {name!r} has {what}, but its rows are imagined features of an InverseWishartProcess, of which "
+                f"only inner products have a meaning. Use {instead} there."
+            )
 
     def _rows_of_one_function(self, v: Tensor, z: Tensor, x: Tensor, prior_mean: Tensor) -> Tensor:
         """Values of a layer with inducing inputs of its own at global inducing rows, jointly, and at data rows.

@@ -250,7 +250,7 @@ def test_what_cannot_work_is_refused() -> None:
             inducing=torch.randn(3, 2),
         )
     wide = vb.GP(1, kernel=vb.SquaredExponential(3))
-    with pytest.raises(vb.ShapeError, match=r"\[N, 3\]"):
+    with pytest.raises(vb.ShapeError, match=r"\[N, 3\].*in_features=out_features of the process"):
         vb.Model(
             nn.Sequential(vb.InverseWishartProcess(kernel=kernel), wide), vb.Gaussian(), inducing=torch.randn(4, 2)
         ).elbo(torch.randn(3, 2), torch.randn(3))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from vibayes.draw import Draw, current_draw
-from vibayes.errors import ConfigurationError, kind_of
+from vibayes.errors import ConfigurationError, ShapeError, kind_of
 from vibayes.posteriors.base import Posterior
 
 if TYPE_CHECKING:
@@ -100,6 +100,19 @@ class Layer(nn.Module):
         if self.name is None and draw.placeholder is None:
             raise ConfigurationError(f"{kind} is not part of the Model that is running.")
         return draw, self.name or kind
+
+    def wrong_width(self, rows: Tensor, draw: Draw) -> ShapeError:
+        """The error of a layer with a kernel, whose rows have another width than that."""
+        advice = "Flatten images before it." if rows.ndim > 2 else "Change the width of what comes before it."
+        if draw.imagined:
+            advice += (
+                " Features of an InverseWishartProcess, whose number is that of inducing rows and one more, must reach "
+                "the next layer as they are, and its kernel is given in_features=out_features of the process."
+            )
+        return ShapeError(
+            f"{type(self).__name__} layer {self.name!r} expects rows of shape [N, {self.in_features}] (its kernel's "
+            f"in_features), got {list(rows.shape)}. {advice}"
+        )
 
     def value_shape(self, rows: Tensor) -> tuple[int, ...]:
         """The shape of one row that goes out, given the rows that come in."""

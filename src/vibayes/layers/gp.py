@@ -9,7 +9,7 @@ from torch import Tensor
 from vibayes import linalg
 from vibayes.conditionals import conditional_moments, conditional_rows
 from vibayes.draw import fits
-from vibayes.errors import ConfigurationError, ShapeError, kind_of
+from vibayes.errors import ConfigurationError, kind_of
 from vibayes.kernels.base import Kernel
 from vibayes.kernels.deep import check_features
 from vibayes.kernels.white import White
@@ -103,11 +103,7 @@ class GP(Layer):
         if draw.placeholder is not None:
             return draw.placeholder(self, rows)
         if not fits(rows, self.in_features):
-            raise ShapeError(
-                f"GP layer {name!r} expects rows of shape [N, {self.in_features}] (its kernel's in_features), "
-                f"got {list(rows.shape)}. "
-                + ("Flatten images before it." if rows.ndim > 2 else "Change the width of what comes before it.")
-            )
+            raise self.wrong_width(rows, draw)
         posterior = self.posterior
         if rows.shape[1] != self.in_features:
             self._check_imagined(name)

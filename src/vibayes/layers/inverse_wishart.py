@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vibayes import linalg
 from vibayes.distributions import InverseWishart
 from vibayes.draw import Draw, fits
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.errors import ConfigurationError
 from vibayes.kernels.base import Kernel
 from vibayes.layers.base import Layer
 from vibayes.parameters import Positive, positive
@@ -80,11 +80,7 @@ class InverseWishartProcess(Layer):
         if draw.placeholder is not None:
             return draw.placeholder(self, rows)
         if not fits(rows, self.in_features):
-            raise ShapeError(
-                f"InverseWishartProcess {name!r} expects rows of shape [N, {self.in_features}] (its kernel's "
-                f"in_features), got {list(rows.shape)}. "
-                + ("Flatten images before it." if rows.ndim > 2 else "Change the width of what comes before it.")
-            )
+            raise self.wrong_width(rows, draw)
         if draw.initializing:
             self.initialize(rows)
         z, x = rows[: draw.n_inducing], rows[draw.n_inducing :]

@@ -172,6 +172,7 @@ def test_counts(name: str) -> None:
     model.initialize(X, Y)
     for call in (
         lambda: model.elbo(X, Y, n_samples=0),
+        lambda: getattr(model, "log_weights", model.elbo)(X, Y, n_samples=0),
         lambda: model.elbo(X, Y, n_data=0),
         lambda: model.predict(X, batch_size=0),
         lambda: model.sample_functions(X, 0),

@@ -382,7 +382,12 @@ def test_a_matrix_that_cannot_be_factorised_is_an_error() -> None:
     gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(3, inputs=z))
     model = vb.Model(nn.Sequential(gp), vb.Gaussian(0.1))
     model.jitter.fill_(0.0)
-    for call in (model.predict, lambda rows: model.predict(rows, joint=True), model.sample_functions):
+    for call in (
+        model.predict,
+        lambda rows: model.predict(rows, joint=True),
+        model.sample_functions,
+        lambda rows: model.log_weights(rows, y),
+    ):
         with pytest.raises(vb.NotPositiveDefiniteError, match=r"layer '0' \(\[3, 3\], torch.float64.*jitter 0.*fewer"):
             call(x)
     assert torch.isnan(model.elbo(x, y).value)

@@ -261,14 +261,17 @@ class Model(TrainableModel):
         The log of the mean of their exponentials estimates the log evidence from below, and tends to it with more
         draws; their mean is the bound without closed forms.
         """
+        check_count(n_samples, "n_samples")
         batch = self.prepare(x, y)
 
-        def weight(draw: Draw) -> Tensor:
+        def weight(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
             f, _, _ = self._pass(batch.x, draw)
-            return self.likelihood.log_prob(f, batch.y).sum() + draw.log_ratio()
+            return self.likelihood.log_prob(f, batch.y).sum() + draw.log_ratio(), draw.failures
 
+        weights: Tensor
         with evaluating(self.network):
-            weights: Tensor = self._draws(weight, n_samples, joint=True, marginal=False)
+            weights, failures = self._draws(weight, n_samples, joint=True, marginal=False)
+        self._check_factorizations(failures)
         return weights
 
     # -- starting values ----------------------------------------------------------------------------------------

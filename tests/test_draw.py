@@ -17,8 +17,11 @@ def test_noise_is_fresh_or_prepared_and_asked_for_once() -> None:
     assert first.shape == (3, 2)
     assert draw.requests == {"a": (3, 2)}
     assert not torch.equal(first, draw.randn("b", 3, 2, like=LIKE))
-    with pytest.raises(vb.ConfigurationError, match=r"'a' was asked for twice.*used twice"):
+    with pytest.raises(vb.ConfigurationError, match=r"'a' was used twice.*its own layer"):
         draw.randn("a", 3, 2, like=LIKE)
+    draw.randn("a.inducing", 1, like=LIKE)
+    with pytest.raises(vb.ConfigurationError, match="Layer 'a' was used twice"):
+        draw.randn("a.inducing", 1, like=LIKE)
     prepared = torch.randn(3, 2)
     assert Draw(noise={"a": prepared}).randn("a", 3, 2, like=LIKE) is prepared
     assert draw.randn("c", 2, like=LIKE.float()).dtype == torch.float32

@@ -204,19 +204,20 @@ def _converted(
 
 def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
     """The padding of a convolution that Conv2d knows; others are refused."""
+    this = _called(name)
     if module.groups != 1:
         raise ConfigurationError(
-            f"{name!r} is a convolution with groups={module.groups}; Bayesian convolutions have one group. Put it into "
+            f"{this} is a convolution with groups={module.groups}; Bayesian convolutions have one group. Put it into "
             "skip, or replace it."
         )
     if _pair(module.dilation) != (1, 1):
         raise ConfigurationError(
-            f"{name!r} is a convolution with dilation={module.dilation}; Bayesian convolutions have dilation 1. Put it "
+            f"{this} is a convolution with dilation={module.dilation}; Bayesian convolutions have dilation 1. Put it "
             "into skip, or replace it."
         )
     if module.padding_mode != "zeros":
         raise ConfigurationError(
-            f"{name!r} pads with {module.padding_mode!r}; Bayesian convolutions pad with zeros. Put it into skip."
+            f"{this} pads with {module.padding_mode!r}; Bayesian convolutions pad with zeros. Put it into skip."
         )
     if module.padding == "valid":
         return 0, 0
@@ -224,7 +225,7 @@ def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
         kernel = _pair(module.kernel_size)
         if kernel[0] % 2 == 0 or kernel[1] % 2 == 0:
             raise ConfigurationError(
-                f"{name!r} has padding='same' and a kernel of even size {kernel}, which pads unevenly. Pad before it "
+                f"{this} has padding='same' and a kernel of even size {kernel}, which pads unevenly. Pad before it "
                 "with nn.ZeroPad2d and use padding=0."
             )
         return kernel[0] // 2, kernel[1] // 2

@@ -98,7 +98,7 @@ class Draw:
     def randn(self, site: str, *shape: int, like: Tensor) -> Tensor:
         """Standard normal noise for a named site: all noise of a pass comes from here."""
         if site in self.requests:
-            raise ConfigurationError(f"Noise for {site!r} was asked for twice in one draw: a layer is used twice.")
+            raise _used_twice(site.rpartition(".")[0] or site)
         self.requests[site] = shape
         if self._noise is not None:
             return self._noise[site]
@@ -115,10 +115,7 @@ class Draw:
     def add(self, site: str, log_ratio: Tensor) -> None:
         """Report `log p - log q` of a layer (or `-KL` in its place)."""
         if site in self.log_ratios:
-            raise ConfigurationError(
-                f"Layer {site!r} was used twice in one pass. Give each place its own layer; "
-                "to share hyperparameters, share the kernel."
-            )
+            raise _used_twice(site)
         self.log_ratios[site] = log_ratio
 
     def imagine(self, declared: int, width: int) -> None:
@@ -208,6 +205,13 @@ def current_draw(layer: str) -> Draw:
             "sample_functions. Activation checkpointing, which calls layers again after the pass, cannot be used."
         )
     return draw
+
+
+def _used_twice(layer: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Layer {layer!r} was used twice in one pass. Give each place its own layer; to share the hyperparameters of "
+        "GP layers, share the kernel."
+    )
 
 
 def not_positive_definite(

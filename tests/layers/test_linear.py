@@ -127,6 +127,21 @@ def test_maximum_likelihood_has_no_prior() -> None:
     assert float(found.elbo(x, y).kl.detach()) == 0.0
 
 
+@pytest.mark.parametrize("prior", [vb.ScalePrior(), vb.SpatialIWPrior()])
+def test_maximum_likelihood_ignores_priors_with_hyperparameters(prior: vb.priors.Prior) -> None:
+    """They were drawn, and their divergence taken from the likelihood."""
+    found = vb.Model(vb.Linear(2, 1, prior=prior, posterior=vb.Point(prior=False)), vb.Gaussian(0.01))
+    x, y = torch.randn(30, 2), torch.randn(30)
+    before = [p.detach().clone() for p in found.network.prior.parameters()]
+    vb.fit(found, (x, y), steps=5, progress=False)
+    bound = found.elbo(x, y, n_samples=3)
+    assert float(bound.kl.detach()) == 0.0
+    assert float(bound.stderr) == 0.0
+    assert found.predict(x).n_draws == 1
+    for now, then in zip(found.network.prior.parameters(), before, strict=True):
+        assert torch.equal(now, then)
+
+
 def test_layer_functions_on_a_grid() -> None:
     found = model("global")
     x = torch.randn(4, 2)

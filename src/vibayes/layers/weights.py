@@ -12,7 +12,7 @@ from vibayes.errors import ConfigurationError, ShapeError, kind_of
 from vibayes.layers.base import Layer
 from vibayes.posteriors.base import Diagonal, Gaussian, Posterior, Site
 from vibayes.posteriors.global_inducing import GlobalInducing
-from vibayes.priors import NealPrior, Prior, Root
+from vibayes.priors import Isotropic, NealPrior, Prior, Root
 
 __all__ = ["WeightLayer"]
 
@@ -74,12 +74,16 @@ class WeightLayer(Layer):
     @property
     def closed_form(self) -> bool:
         """Whether the posterior is, and nothing of the prior is drawn."""
-        return self.posterior.closed_form and not self.prior.random
+        return self.posterior.closed_form and not self._draws_prior
 
     @property
     def deterministic(self) -> bool:
         """Whether the weights are one value, and nothing of the prior is drawn."""
-        return self.posterior.deterministic and not self.prior.random
+        return self.posterior.deterministic and not self._draws_prior
+
+    @property
+    def _draws_prior(self) -> bool:
+        return self.prior.random and self.posterior.has_prior
 
     def forward(self, rows: Tensor) -> Tensor:
         """Draw the layer's values at the rows, inducing rows first."""
@@ -92,7 +96,10 @@ class WeightLayer(Layer):
             self.complete(self.value_shape(rows))
         if draw.initializing:
             self.initialize(rows)
-        root = self.prior.root(self, draw, learned=not self.posterior.is_prior)
+        if self.posterior.has_prior:
+            root = self.prior.root(self, draw, learned=not self.posterior.is_prior)
+        else:
+            root = Isotropic(1.0, self.fan_in)
         site = self.site(name, root, rows, self._inducing(rows, draw, whole))
         q = self.posterior.marginal(site) if draw.marginal else None
         if q is None:

@@ -155,6 +155,7 @@ class Posterior(nn.Module, ABC):
         closed_form: whether `marginal` gives the distribution of `v`, so that it can be integrated out.
         deterministic: whether every draw is the same.
         is_prior: whether it is the prior, hyperparameters included.
+        has_prior: whether the prior of weights counts.
     """
 
     local: bool = False
@@ -162,6 +163,7 @@ class Posterior(nn.Module, ABC):
     closed_form: bool = False
     deterministic: bool = False
     is_prior: bool = False
+    has_prior: bool = True
     rotates: bool = False
     inputs: nn.Parameter
 

@@ -21,8 +21,8 @@ class Point(Posterior):
     """Weights as ordinary parameters: the same model as a plain network.
 
     With `prior=True` the log ratio is the log prior density of the weights, `log p(w)`, so that the bound is the log
-    joint density and training finds its maximum (MAP); without, it is zero (maximum likelihood). Neither is a bound on
-    the evidence.
+    joint density and training finds its maximum (MAP); without, it is zero (maximum likelihood) and the layer's prior
+    plays no part. Neither is a bound on the evidence.
 
     Args:
         prior: whether the prior counts.
@@ -43,6 +43,11 @@ class Point(Posterior):
         if not isinstance(prior, bool):
             raise ConfigurationError(f"prior must be True (MAP) or False (maximum likelihood), got {prior!r}.")
         self.prior = prior
+
+    @property
+    def has_prior(self) -> bool:  # type: ignore[override]
+        """Whether the prior counts."""
+        return self.prior
 
     def finish(self, layer: "Layer", n_inducing: int) -> None:
         """Start at the layer's given weights, or at a draw from NealPrior."""

@@ -129,11 +129,50 @@ def test_running_averages_behind_a_bayesian_layer_are_refused_for_any_number_of_
     assert int(norm.num_batches_tracked) == 0
 
 
-def test_running_averages_behind_plain_or_point_layers_are_fine() -> None:
+@pytest.mark.parametrize("prior", [vb.NealPrior(), vb.ScalePrior(), vb.SpatialIWPrior()])
+def test_running_averages_behind_plain_or_point_layers_are_fine(prior: vb.priors.Prior) -> None:
+    """Such layers have the same values in every draw, even where their prior is drawn."""
     x, y = torch.randn(20, 3), torch.randn(20)
-    point = vb.Linear(3, 4, posterior=vb.Point())
+    point = vb.Linear(3, 4, prior=prior, posterior=vb.Point())
     model = vb.Model(nn.Sequential(point, nn.BatchNorm1d(4), vb.Linear(4, 1, posterior=vb.MeanField())), vb.Gaussian())
     vb.fit(model, (x, y), steps=3, n_samples=2, progress=False)
+    assert torch.isfinite(model.predict(x).mean).all()
+
+
+class AlwaysDropout(nn.Module):
+    def forward(self, rows: Tensor) -> Tensor:
+        return nn.functional.dropout(rows, 0.5, training=True)
+
+
+@pytest.mark.parametrize("noise", [nn.Dropout(0.5), AlwaysDropout()])
+def test_what_plain_modules_draw_differs_between_draws(noise: nn.Module) -> None:
+    """One draw stood for all, and its bound was said to be exact."""
+    x, y = torch.randn(20, 3), torch.randn(20)
+    layers = (vb.Linear(3, 30, posterior=vb.Point()), noise, vb.Linear(30, 1, posterior=vb.Point()))
+    model = vb.Model(nn.Sequential(*layers), vb.Gaussian(0.1))
+    assert not model.draws_differ  # of the layers
+    one = [model.elbo(x, y, n_samples=1).value.detach() for _ in range(200)]
+    several = model.elbo(x, y, n_samples=200)
+    assert 0.5 < several.stderr / (torch.stack(one).std() / 200**0.5) < 2.0
+    always = isinstance(noise, AlwaysDropout)
+    assert model.predict(x, n_samples=7).n_draws == (7 if always else 1)
+    model.eval()
+    assert (float(model.elbo(x, y).stderr) > 0.0) == always
+
+
+@pytest.mark.parametrize("posterior", [vb.Point(), vb.MeanField(), vb.GlobalInducing()])
+def test_running_averages_of_rows_with_noise(posterior: vb.Point) -> None:
+    """Dropout in front of torch's BatchNorm: averages change with every draw, as with every pass."""
+    x, y = torch.randn(20, 3), torch.randn(20)
+    norm = nn.BatchNorm1d(5)
+    layers = (nn.Linear(3, 5), nn.Dropout(0.5), norm, vb.Linear(5, 1, posterior=posterior))
+    inducing = x[:4] if isinstance(posterior, vb.GlobalInducing) else None
+    model = vb.Model(nn.Sequential(*layers), vb.Gaussian(0.1), inducing=inducing)
+    bound = model.elbo(x, y, n_samples=3)
+    assert float(bound.stderr) > 0.0
+    assert int(norm.num_batches_tracked) == 3
+    vb.fit(model, (x, y), steps=2, n_samples=4, progress=False)
+    vb.fit_many([model], [(x, y)], steps=2, n_samples=4, progress=False)
     assert torch.isfinite(model.predict(x).mean).all()
 
 

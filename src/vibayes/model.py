@@ -137,10 +137,15 @@ class Model(TrainableModel):
 
     @property
     def draws_differ(self) -> bool:
-        """Whether one draw's output differs from the next one's, or all is integrated in closed form."""
+        """Whether one draw of the layers differs from the next, or all is integrated in closed form."""
         last = self.output_layer
         closed = all(m.deterministic or (m is last and m.closed_form) for m in self.layers.values())
         return not closed or self.likelihood.n_latent_noise > 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is left to chance: neither layers' draws nor plain modules such as Dropout, in their mode."""
+        return not self.draws_differ and self.network.training not in self._around.noisy
 
     def _meet(self, rows: Tensor) -> None:
         """See by the first rows what the network does around its layers, where no inducing inputs have shown it."""
@@ -211,10 +216,14 @@ class Model(TrainableModel):
             )
             return function(draw)
 
+        if self.exact and marginal:  # draws are all the same
+            n_samples = 1
         zeros = self.jitter.new_zeros(n_samples)
-        if n_samples == 1 or (not self.draws_differ and marginal):  # no axis of draws is needed
-            alone = None if noise is None else {name: value[0] for name, value in noise.items()}
-            return torch.utils._pytree.tree_map(lambda t: t[None], one(zeros[0], alone))
+        one_by_one = self.network.training and self._around.noisy_averages  # each draw changes the averages
+        if n_samples == 1 or one_by_one:
+            own = [None if noise is None else {k: t[s] for k, t in noise.items()} for s in range(n_samples)]
+            found = [one(zero, prepared) for zero, prepared in zip(zeros, own, strict=True)]
+            return torch.utils._pytree.tree_map(lambda *t: t[0][None] if len(t) == 1 else torch.stack(t), *found)
         in_dims = (0, None if noise is None else 0)
         return torch.func.vmap(one, in_dims=in_dims, randomness="different")(zeros, noise)
 
@@ -328,11 +337,11 @@ class Model(TrainableModel):
                 "Use sample_functions for joint draws."
             )
         rows = self.prepare_inputs(x)
-        if joint or batch_size is None:
-            draws = n_samples if self.draws_differ else 1
-            wide = max(1, rows[0].numel() // 100)  # images take more room than rows of a table
-            batch_size = len(rows) if joint else max(1, _ROWS_PER_PASS // draws // wide)
         with evaluating(self.network):
+            if joint or batch_size is None:
+                draws = 1 if self.exact else n_samples
+                wide = max(1, rows[0].numel() // 100)  # images take more room than rows of a table
+                batch_size = len(rows) if joint else max(1, _ROWS_PER_PASS // draws // wide)
             parts = [self._predict_rows(part, n_samples, joint) for part in torch.split(rows, batch_size)]
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,12 +29,16 @@ class Survey:
         averaged: names of modules with running averages of rows that differ between draws.
         in_place: whether the network changes the rows that it is given.
         seen: whether data or inducing rows went through, or this is a guess.
+        noisy: the modes, `training` or not, in which it draws random numbers of its own, as Dropout does.
+        noisy_averages: whether running averages may be taken of rows with such numbers in them.
     """
 
     output: str | None = None
     averaged: tuple[str, ...] = ()
     in_place: bool = False
     seen: bool = False
+    noisy: tuple[bool, ...] = ()
+    noisy_averages: bool = False
 
     def check_modes(self, network: nn.Module) -> None:
         """Refuse running averages of rows that differ between draws."""
@@ -88,7 +92,14 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
         return calm or now
     output = calm.output if calm.output == now.output else None
     averaged = tuple(dict.fromkeys((*calm.averaged, *now.averaged)))
-    return Survey(output, averaged, calm.in_place or now.in_place, seen=True)
+    return Survey(
+        output,
+        averaged,
+        calm.in_place or now.in_place,
+        seen=True,
+        noisy=(*calm.noisy, *now.noisy),
+        noisy_averages=now.noisy_averages,
+    )
 
 
 @torch.no_grad()
@@ -98,7 +109,8 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
     averaged: list[str] = []
 
     def placeholder(layer: Layer, rows: Tensor) -> Tensor:
-        known = layer.deterministic and not bool(rows.isnan().any())  # the same in every draw
+        # the same in every draw; of a prior that is drawn, such values see nothing
+        known = layer.posterior.deterministic and not bool(rows.isnan().any())
         shape = (len(rows), *layer.value_shape(rows))
         made = torch.full(shape, 0.0 if known else math.nan, dtype=rows.dtype, device=rows.device)
         values[names[id(layer)]] = made
@@ -109,23 +121,43 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
         before = rows._version
         draw = Draw(n_inducing=1, dry=True, placeholder=placeholder)
         draw.n_rows = len(rows)
+        state = _generator_state(rows)
+
+        def drawn() -> bool:
+            return not torch.equal(state, _generator_state(rows))
+
         try:
-            with _noting(network, averaged), draw:
+            with _noting(network, averaged, drawn) as noisy, draw:
                 out = network(rows)
         except Exception:
             return None
         whole = (n for n, made in values.items() if made is out and made._version == 0 and not layers[n]._forward_hooks)
-        return Survey(next(whole, None), tuple(averaged), rows._version != before, seen=True)
+        return Survey(
+            next(whole, None),
+            tuple(averaged),
+            rows._version != before,
+            seen=True,
+            noisy=(network.training,) if drawn() else (),
+            noisy_averages=bool(noisy),
+        )
+
+
+def _generator_state(rows: Tensor) -> Tensor:
+    """The state of the generator from which modules draw for these rows."""
+    return torch.cuda.get_rng_state(rows.device) if rows.is_cuda else torch.get_rng_state()
 
 
 @contextmanager
-def _noting(network: nn.Module, averaged: list[str]) -> Iterator[None]:
-    """Note the modules with running averages that NaN reaches."""
+def _noting(network: nn.Module, averaged: list[str], drawn: Callable[[], bool]) -> Iterator[list[str]]:
+    """Note the modules with running averages that NaN reaches, and those that change after numbers were drawn."""
+    noisy: list[str] = []
 
     def note(name: str) -> torch.utils.hooks.RemovableHandle:
         def look(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             if bool(arguments[0].isnan().any()):
                 averaged.append(name)
+            if module.training and drawn():
+                noisy.append(name)
 
         return network.get_submodule(name).register_forward_pre_hook(look)
 
@@ -135,7 +167,7 @@ def _noting(network: nn.Module, averaged: list[str]) -> Iterator[None]:
         if isinstance(module, _NormBase) and module.running_mean is not None
     ]
     try:
-        yield
+        yield noisy
     finally:
         for handle in handles:
             handle.remove()

@@ -99,6 +99,11 @@ class TrainableModel(nn.Module, ABC):
         """Whether the bound is a Monte Carlo mean over draws; False where everything is closed-form."""
         return False
 
+    @property
+    def exact(self) -> bool:
+        """Whether nothing that a pass gives, in the mode the model is in, is left to chance."""
+        return not self.draws_differ
+
     @abstractmethod
     def forward(
         self,
@@ -213,7 +218,7 @@ class TrainableModel(nn.Module, ABC):
             n_data=total,
             log_jacobian=self.units.log_jacobian(),
             kl_weight=kl_weight,
-            exact=not self.draws_differ,
+            exact=self.exact,
         )
 
     @abstractmethod

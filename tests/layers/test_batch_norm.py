@@ -63,6 +63,11 @@ def test_bad_input() -> None:
         vb.BatchNorm(3)(torch.randn(4, 2))
     with Draw(), pytest.raises(ConfigurationError, match="has none"):
         vb.BatchNorm(3)(torch.randn(4, 3))
+    network = nn.Sequential(vb.Linear(2, 3), vb.BatchNorm(3), vb.Linear(3, 1))
+    with pytest.raises(ConfigurationError, match="at least two inducing rows"):
+        vb.Model(network, vb.Gaussian(), inducing=torch.randn(1, 2))
+    network = nn.Sequential(vb.Conv2d(2, 3, 3), vb.BatchNorm(3), nn.Flatten(), vb.Linear(12, 1))
+    vb.Model(network, vb.Gaussian(), inducing=torch.randn(1, 2, 4, 4))  # many places
     draw = Draw(n_inducing=2)
     draw.n_rows = 8
     with draw, pytest.raises(ShapeError, match="first axis"):

@@ -57,6 +57,11 @@ class BatchNorm(nn.Module):
                 f"BatchNorm got {rows.shape[0]} rows where the pass has {draw.n_rows}, so it cannot tell which are "
                 "inducing rows. Keep the first axis as it is."
             )
+        if draw.n_inducing * rows[0, 0].numel() == 1 and draw.placeholder is None:  # a survey has one row
+            raise ConfigurationError(
+                "BatchNorm needs at least two inducing rows to take a variance of, and this model has one. Give "
+                "Model(..., inducing=...) more of them."
+            )
         axes = (0, *range(2, rows.ndim))
         places = (-1, *[1] * (rows.ndim - 2))  # broadcasts over places
         variance, mean = torch.var_mean(rows[: draw.n_inducing], axes, correction=0)

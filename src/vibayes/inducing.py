@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vibayes.data import as_rows
+from vibayes.data import as_rows, check_count
 from vibayes.errors import ConfigurationError, DataError, ShapeError
 
 __all__ = ["METHODS", "choose_inducing"]
@@ -81,8 +81,7 @@ def choose_inducing(x: Tensor, n: int, method: str = "kmeans", kernel: _Kernel |
 
 
 def _check_options(n: Any, method: Any, kernel: Any) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ConfigurationError(f"The number of inducing points must be a positive whole number, got {n!r}.")
+    check_count(n, "n, the number of inducing points,")
     if method not in METHODS:
         close = difflib.get_close_matches(str(method).lower(), METHODS, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -248,6 +249,15 @@ def test_bad_sizes(bad: object) -> None:
             vb.Conv2d(2, 3, 3, padding=bad)
     with pytest.raises(ConfigurationError, match="stride"):
         vb.Conv2d(2, 3, 3, stride=bad)
+
+
+def test_sizes_may_be_numpy_numbers() -> None:
+    two, three = np.int64(2), np.int64(3)
+    conv = vb.Conv2d(two, three, (three, two), stride=two, padding=two, posterior=vb.LocalInducing(three))
+    plain = vb.Conv2d(2, 3, (3, 2), stride=2, padding=2)
+    assert conv.extra_repr() == plain.extra_repr()
+    layer = vb.Linear(three, two, posterior=vb.MeanField())
+    assert vb.Model(layer, vb.Gaussian()).predict(torch.zeros(4, 3)).mean.shape == (4, 2)
 
 
 def test_bad_channels_and_options() -> None:

@@ -278,7 +278,7 @@ def test_refusals() -> None:
     with pytest.raises(vb.ConfigurationError, match=r"mean must be a mean function.*got float"):
         vb.GP(1, kernel=kernel, mean=0.0, posterior=posterior)
     for width in (0, -1, 1.0, True):
-        with pytest.raises(vb.ConfigurationError, match="out_features must be a positive"):
+        with pytest.raises(vb.ConfigurationError, match="out_features must be at least 1"):
             vb.GP(width, kernel=kernel, posterior=posterior)
     with pytest.raises(vb.ConfigurationError, match="IdentityMean needs as many outputs"):
         vb.GP(1, kernel=kernel, mean=vb.IdentityMean(), posterior=posterior)

@@ -167,9 +167,9 @@ def test_float32_and_a_saved_state() -> None:
 def test_refusals() -> None:
     with pytest.raises(vb.ConfigurationError, match=r"network is a Bayesian layer.*vibayes\.Model|outside a Model"):
         vb.Linear(2, 1)(torch.randn(3, 2))
-    with pytest.raises(vb.ConfigurationError, match="in_features must be a positive"):
+    with pytest.raises(vb.ConfigurationError, match="in_features must be at least 1"):
         vb.Linear(0, 1)
-    with pytest.raises(vb.ConfigurationError, match="out_features must be a positive"):
+    with pytest.raises(vb.ConfigurationError, match="out_features must be at least 1"):
         vb.Linear(2, 1.5)
     with pytest.raises(vb.ConfigurationError, match="needs inducing inputs"):
         vb.Model(vb.Linear(2, 1), vb.Gaussian())

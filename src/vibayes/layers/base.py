@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from vibayes.data import check_count
 from vibayes.draw import Draw, current_draw
 from vibayes.errors import ConfigurationError, ShapeError, kind_of
 from vibayes.posteriors.base import Posterior
@@ -36,8 +37,7 @@ class Layer(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, posterior: Posterior) -> None:
         super().__init__()
-        if isinstance(out_features, bool) or not isinstance(out_features, int) or out_features < 1:
-            raise ConfigurationError(f"out_features must be a positive whole number, got {out_features!r}.")
+        out_features = check_count(out_features, "out_features")
         if not isinstance(posterior, Posterior):
             raise ConfigurationError(
                 f"posterior must be a posterior such as LocalInducing(100), got {kind_of(posterior)}."

@@ -1,5 +1,6 @@
 """A convolutional layer with weights to infer."""
 
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.convolution import Geometry, normal_equations
-from vibayes.data import Units
+from vibayes.data import Units, check_count
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.layers.weights import WeightLayer, with_ones
@@ -91,8 +92,7 @@ class Conv2d(WeightLayer):
         prior: Prior | None = None,
         posterior: Posterior | None = None,
     ) -> None:
-        if isinstance(in_channels, bool) or not isinstance(in_channels, int) or in_channels < 1:
-            raise ConfigurationError(f"in_channels must be a positive whole number, got {in_channels!r}.")
+        in_channels = check_count(in_channels, "in_channels")
         geometry = Geometry(
             _pair(kernel_size, "kernel_size", 1), _pair(stride, "stride", 1), _pair(padding, "padding", 0)
         )
@@ -192,11 +192,11 @@ class Conv2d(WeightLayer):
 
 def _pair(value: Any, name: str, least: int) -> tuple[int, int]:
     """Two whole numbers from one or two."""
-    pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
-    whole = [isinstance(v, int) and not isinstance(v, bool) and v >= least for v in pair]
+    pair: tuple[Any, ...] = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    whole = [not isinstance(v, bool) and isinstance(v, numbers.Integral) and int(v) >= least for v in pair]
     if len(pair) != 2 or not all(whole):
         words = "Write padding in numbers." if name == "padding" and isinstance(value, str) else ""
         raise ConfigurationError(
             f"{name} must be a whole number of at least {least}, or two of them; got {value!r}. {words}".strip()
         )
-    return pair[0], pair[1]
+    return int(pair[0]), int(pair[1])

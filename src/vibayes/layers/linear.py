@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.data import check_count
+from vibayes.errors import ShapeError
 from vibayes.layers.weights import WeightLayer, with_ones
 from vibayes.posteriors.base import Diagonal, Gaussian, Posterior, Site
 from vibayes.priors import Prior, Root
@@ -41,8 +42,7 @@ class Linear(WeightLayer):
         prior: Prior | None = None,
         posterior: Posterior | None = None,
     ) -> None:
-        if isinstance(in_features, bool) or not isinstance(in_features, int) or in_features < 1:
-            raise ConfigurationError(f"in_features must be a positive whole number, got {in_features!r}.")
+        in_features = check_count(in_features, "in_features")
         super().__init__(in_features, out_features, in_features + bool(bias), prior, posterior)
         self.bias = bool(bias)
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vibayes import linalg
-from vibayes.data import Units, as_rows
+from vibayes.data import Units, as_rows, check_count
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inducing import choose_inducing
@@ -87,8 +87,7 @@ class LocalInducing(Posterior):
         check_precision(precision)
         if form not in (None, "whitened", "pseudo"):
             raise ConfigurationError(f'form must be "whitened" or "pseudo", got {form!r}.')
-        if isinstance(n_inducing, bool) or not isinstance(n_inducing, int) or n_inducing < 1:
-            raise ConfigurationError(f"n_inducing must be a positive whole number, got {n_inducing!r}.")
+        n_inducing = check_count(n_inducing, "n_inducing")
         rows = None if inputs is None else as_rows(inputs, "inputs")
         if rows is not None and (rows.ndim != 2 or rows.shape[0] != n_inducing):
             raise ShapeError(

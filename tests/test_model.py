@@ -678,3 +678,20 @@ def test_describe_names_layers_values_and_sizes() -> None:
     assert "white: White, variance 0.01" in text
     assert "likelihood: Gaussian, noise 0.25" in text
     assert text.endswith("standardises inputs and targets")
+
+
+def test_predictions_hold_few_inducing_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go through with every batch and every draw, and bound both; they are sent no oftener than needed."""
+    monkeypatch.setattr("vibayes.model._ROWS_PER_PASS", 100)
+    passes: list[int] = []
+    network = nn.Sequential(vb.Linear(2, 5), nn.ReLU(), vb.Linear(5, 1))
+    model = vb.Model(network, vb.Gaussian(0.1), inducing=torch.randn(20, 2))
+    network[1].register_forward_hook(lambda module, rows, out: passes.append(len(out)))
+    x = torch.randn(60, 2)
+    prediction = model.predict(x, n_samples=50)
+    assert passes == 3 * 10 * [40]  # three batches of as many rows, five draws at a time
+    assert prediction.n_draws == 50
+    assert len(prediction.mixture.mean.unique(dim=0)) == 50
+    passes.clear()
+    model.predict(x, n_samples=50, batch_size=30)
+    assert passes == [50, 50]

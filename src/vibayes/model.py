@@ -200,8 +200,9 @@ class Model(TrainableModel):
         joint: bool = False,
         marginal: bool = True,
         coarse: bool = False,
+        at_once: int | None = None,
     ) -> Any:
-        """Evaluate a function of one draw for `n_samples` draws; results gain a leading axis of draws."""
+        """Evaluate a function of one draw for `n_samples` draws, `at_once` of them; results gain an axis of draws."""
 
         def one(zero: Tensor, prepared: Mapping[str, Tensor] | None) -> Any:
             draw = Draw(
@@ -225,7 +226,7 @@ class Model(TrainableModel):
             found = [one(zero, prepared) for zero, prepared in zip(zeros, own, strict=True)]
             return torch.utils._pytree.tree_map(lambda *t: t[0][None] if len(t) == 1 else torch.stack(t), *found)
         in_dims = (0, None if noise is None else 0)
-        return torch.func.vmap(one, in_dims=in_dims, randomness="different")(zeros, noise)
+        return torch.func.vmap(one, in_dims, randomness="different", chunk_size=at_once)(zeros, noise)
 
     # -- the bound ----------------------------------------------------------------------------------------------
 
@@ -338,20 +339,25 @@ class Model(TrainableModel):
             )
         rows = self.prepare_inputs(x)
         with evaluating(self.network):
-            if joint or batch_size is None:
+            wide = max(1, rows[0].numel() // 100)  # images take more room than rows of a table
+            n_inducing = 0 if self.inducing is None else len(self.inducing)
+            if joint:
+                batch_size = len(rows)
+            elif batch_size is None:
                 draws = 1 if self.exact else n_samples
-                wide = max(1, rows[0].numel() // 100)  # images take more room than rows of a table
-                batch_size = len(rows) if joint else max(1, _ROWS_PER_PASS // draws // wide)
-            parts = [self._predict_rows(part, n_samples, joint) for part in torch.split(rows, batch_size)]
+                batch_size = max(1, _ROWS_PER_PASS // draws // wide, n_inducing)
+            # inducing rows go through in every pass and may be the most of it: then draws come a few at a time
+            few = max(1, _ROWS_PER_PASS // wide // n_inducing) if n_inducing >= batch_size else None
+            parts = [self._predict_rows(part, n_samples, joint, few) for part in torch.split(rows, batch_size)]
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 
-    def _predict_rows(self, rows: Tensor, n_samples: int, joint: bool) -> Prediction:
+    def _predict_rows(self, rows: Tensor, n_samples: int, joint: bool, at_once: int | None) -> Prediction:
         def moments(draw: Draw) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             mean, variance, covariance = self._pass(rows, draw)
             found = {"mean": mean, "variance": variance, "covariance": covariance}
             return {name: t for name, t in found.items() if t is not None}, draw.failures
 
-        got, failures = self._draws(moments, n_samples, joint=joint)
+        got, failures = self._draws(moments, n_samples, joint=joint, at_once=at_once)
         self._check_factorizations(failures)
         mean, variance = got["mean"], got.get("variance")  # [S, N, F]
         covariance = None

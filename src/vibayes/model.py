@@ -217,7 +217,7 @@ class Model(TrainableModel):
             )
             return function(draw)
 
-        if self.exact and marginal:  # draws are all the same
+        if n_samples > 1 and marginal and self.exact:  # draws are all the same
             n_samples = 1
         zeros = self.jitter.new_zeros(n_samples)
         one_by_one = self.network.training and self._around.noisy_averages  # each draw changes the averages

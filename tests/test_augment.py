@@ -94,6 +94,10 @@ def test_bad_input() -> None:
         RandomCrop(0)
     with pytest.raises(ConfigurationError, match="Compose"):
         Compose(3)
+    with pytest.raises(ConfigurationError, match=r"Compose .* the class RandomFlip; call it"):
+        Compose(RandomCrop(), RandomFlip)
+    with pytest.raises(ConfigurationError, match=r"augment .* the class RandomFlip; call it"):
+        vb.fit(model(), images(), steps=1, augment=RandomFlip, **OPTIONS)
     for part in (RandomFlip(), RandomCrop()):
         with pytest.raises(ShapeError, match="images"):
             part(torch.randn(3, 4))

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.data import check_count
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.errors import ConfigurationError, ShapeError, kind_of
 
 __all__ = ["Augment", "Compose", "RandomCrop", "RandomFlip"]
 
@@ -84,8 +84,9 @@ class Compose:
 
     def __init__(self, *parts: Augment) -> None:
         for part in parts:
-            if not callable(part):
-                raise ConfigurationError(f"Compose takes augmentations such as RandomFlip(), got {part!r}.")
+            if not callable(part) or isinstance(part, type):
+                got = kind_of(part) if isinstance(part, type) else repr(part)
+                raise ConfigurationError(f"Compose takes augmentations such as RandomFlip(), got {got}.")
         self.parts = parts
 
     def __call__(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:

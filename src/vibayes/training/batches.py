@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vibayes.augment import Augment
 from vibayes.data import check_count
-from vibayes.errors import ConfigurationError, DataError, ShapeError
+from vibayes.errors import ConfigurationError, DataError, ShapeError, kind_of
 from vibayes.trainable import Batch, TrainableModel
 
 __all__ = ["Batches", "InMemory", "as_batches"]
@@ -225,9 +225,10 @@ def _parts(batch: Any, source: str) -> tuple[Any, ...]:
 def as_batches(data: Any, batch_size: int | None, seed: int, augment: Augment | None = None) -> Batches:
     """A source of batches from `(x, y)`, `(x, y, weights)`, a `Dataset` or a `DataLoader`."""
     source = _as_batches(data, batch_size, seed)
-    if augment is not None and not callable(augment):
+    if augment is not None and (not callable(augment) or isinstance(augment, type)):
+        got = kind_of(augment) if isinstance(augment, type) else repr(augment)
         raise ConfigurationError(
-            f"augment must be a function from images to images such as augment.RandomFlip(), got {augment!r}."
+            f"augment must be a function from images to images such as augment.RandomFlip(), got {got}."
         )
     source.augment = augment
     return source

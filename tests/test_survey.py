@@ -129,6 +129,18 @@ def test_running_averages_behind_a_bayesian_layer_are_refused_for_any_number_of_
     assert int(norm.num_batches_tracked) == 0
 
 
+def test_statistics_of_the_batch_behind_a_bayesian_layer_are_refused_in_every_mode() -> None:
+    """Without running averages they are those of the batch in evaluation, too, and a prediction sees its neighbours."""
+    norm, last = nn.BatchNorm1d(4, track_running_stats=False), vb.Linear(4, 1, posterior=vb.MeanField())
+    network = nn.Sequential(vb.Linear(3, 4, posterior=vb.MeanField()), norm, last)
+    model = vb.Model(network, vb.Gaussian(0.1))
+    for rows in (torch.randn(20, 3), torch.randn(1, 3)):
+        with pytest.raises(ConfigurationError, match=r"'1' stands behind a Bayesian layer.*inducing rows\.$"):
+            model.predict(rows)
+    plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), linear(4))
+    vb.Model(plain, vb.Gaussian(0.1)).predict(torch.randn(20, 3))
+
+
 @pytest.mark.parametrize("prior", [vb.NealPrior(), vb.ScalePrior(), vb.SpatialIWPrior()])
 def test_running_averages_behind_plain_or_point_layers_are_fine(prior: vb.priors.Prior) -> None:
     """Such layers have the same values in every draw, even where their prior is drawn."""

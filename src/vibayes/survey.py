@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError
@@ -26,7 +26,7 @@ class Survey:
 
     Attributes:
         output: the name of the layer whose rows are the network's output, with nothing done to them.
-        averaged: names of modules with running averages of rows that differ between draws.
+        averaged: names of modules with running averages, or statistics of the batch, of rows that differ between draws.
         in_place: whether the network changes the rows that it is given.
         seen: whether data or inducing rows went through, or this is a guess.
         noisy: the modes, `training` or not, in which it draws random numbers of its own, as Dropout does.
@@ -41,14 +41,15 @@ class Survey:
     noisy_averages: bool = False
 
     def check_modes(self, network: nn.Module) -> None:
-        """Refuse running averages of rows that differ between draws."""
+        """Refuse statistics of rows that differ between draws."""
         for name in self.averaged:
             module = network.get_submodule(name)
-            if module.training:
+            kept = getattr(module, "running_mean", None) is not None
+            if module.training or not kept:
                 raise ConfigurationError(
                     f"{type(module).__name__} {name!r} stands behind a Bayesian layer; its statistics would depend on "
                     "the draw and on the other rows of the batch. Use vibayes.BatchNorm, which takes them from the "
-                    "inducing rows, or call eval() on it to keep the averages it has."
+                    f"inducing rows{', or call eval() on it to keep the averages it has' if kept else ''}."
                 )
 
 
@@ -156,7 +157,7 @@ def _noting(network: nn.Module, averaged: list[str], drawn: Callable[[], bool]) 
         def look(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             if bool(arguments[0].isnan().any()):
                 averaged.append(name)
-            if module.training and drawn():
+            if module.training and module.running_mean is not None and drawn():
                 noisy.append(name)
 
         return network.get_submodule(name).register_forward_pre_hook(look)
@@ -164,7 +165,7 @@ def _noting(network: nn.Module, averaged: list[str], drawn: Callable[[], bool]) 
     handles = [
         note(name)
         for name, module in network.named_modules()
-        if isinstance(module, _NormBase) and module.running_mean is not None
+        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.running_mean is not None)
     ]
     try:
         yield noisy

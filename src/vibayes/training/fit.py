@@ -72,7 +72,7 @@ def fit(
         lr: learning rate of Adam.
         lr_schedule: factor of `lr` at each step, e.g. `schedules.piecewise([10_000], [1.0, 0.1])`.
         kl_weight: weight of the KL, a number or a schedule. The history holds the untempered bound.
-        n_samples: draws per step; by default 10, or 1 where all draws are the same.
+        n_samples: draws per step; by default 10, or 1 where all draws of the layers are the same.
         seed: governs starting values, the order of minibatches and the draws.
         device: where to train, e.g. `"cuda"`; by default where the model is.
         progress: whether to show progress.

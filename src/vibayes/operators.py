@@ -6,8 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+try:
+    from torch._functorch.utils import enable_single_level_autograd_function
+    from torch.autograd.function import _SingleLevelFunction
+except ImportError:  # names of torch's own: without them only `torch.func.grad` and its kin are missing
+    _SingleLevelFunction = None  # type: ignore[assignment, misc]
 
 __all__ = ["batch_first", "flat", "register"]
+
+_LIBRARY = torch.library.Library("vibayes", "FRAGMENT")
 
 
 def register(
@@ -37,9 +46,63 @@ def register(
     torch.library.impl(name, ("cpu", "cuda"), run)
     torch.library.register_fake(name, shapes)
     if backward is not None:
-        torch.library.register_autograd(name, backward, setup_context=save)
+        assert save is not None
+        if _SingleLevelFunction is None:
+            torch.library.register_autograd(name, backward, setup_context=save)
+        else:
+            _differentiate(name, save, backward)
     if vmap is not None:
         torch.library.register_vmap(name, vmap)
+
+
+def _differentiate(name: str, save: Callable[..., None], backward: Callable[..., Any]) -> None:
+    """What `torch.library.register_autograd` does, for `torch.func.grad` and its kin as well.
+
+    That makes an `autograd.Function`, which they refuse inside of an operator: there one level of them runs at a time,
+    as for operators of torch's own, and takes a function of one level.
+    """
+    operator = getattr(torch.ops.vibayes, name.removeprefix("vibayes::")).default
+
+    def run(keys: Any, given: tuple[Any, ...]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & torch._C._after_autograd_keyset, *given)
+
+    def forward(ctx: Any, keys: Any, *given: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            with torch.enable_grad():  # it is off in here, and levels further out want it
+                found = run(keys, given)
+        else:
+            found = run(keys, given)
+        save(ctx, given, found)
+        return found
+
+    def gradients(ctx: Any, *g: Tensor | None) -> tuple[Any, ...]:
+        found = backward(ctx, *g)
+        return (None, *found) if isinstance(found, tuple) else (None, found)
+
+    parts = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
+    function: Any = type(f"{operator._opname}_function", (_SingleLevelFunction,), parts)
+
+    def dispatch(keys: Any, *given: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(given)
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*given)):
+            return run(keys, given)
+        if not torch._C._are_functorch_transforms_active():
+            return function.apply(keys, *given)
+        with enable_single_level_autograd_function():
+            return function.apply(keys, *given)
+
+    _LIBRARY.impl(operator, dispatch, "Autograd", with_keyset=True)
+
+
+def _refuse_tangents(given: tuple[Any, ...]) -> None:
+    """Forward-mode differentiation would take what an operator makes for constant."""
+    if any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in given):
+        raise NotImplementedError(
+            "vibayes models are differentiated backwards: use torch.func.grad, vjp or jacrev instead of jvp or jacfwd, "
+            "and jacrev(jacrev(f)) instead of hessian(f)."
+        )
 
 
 def batch_first(info: Any, in_dims: tuple[int | None, ...], *given: Tensor | None) -> list[Any]:

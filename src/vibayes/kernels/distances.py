@@ -72,30 +72,8 @@ def exponential(
     tensor([[1.0000, 0.1353],
             [0.1353, 1.0000]])
     """
-    if torch.compiler.is_compiling():  # which fails on a Function inside vmap
-        found: Tensor = torch.ops.vibayes.exponential(x, z, offset)
-        return found
-    made: Tensor = _Exponential.apply(x, z, offset)  # type: ignore[no-untyped-call]
-    return made
-
-
-class _Exponential(torch.autograd.Function):
-    """The operator, for those who differentiate by `torch.func`, which the operator's own gradient does not know."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, z: Tensor | None, offset: Tensor) -> Tensor:
-        found: Tensor = torch.ops.vibayes.exponential(x, z, offset)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, Tensor], output: Tensor) -> None:
-        _save(ctx, inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, g)
+    found: Tensor = torch.ops.vibayes.exponential(x, z, offset)
+    return found
 
 
 def _exponential(x: Tensor, z: Tensor | None, offset: Tensor) -> Tensor:

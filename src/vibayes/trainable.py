@@ -77,11 +77,8 @@ class TrainableModel(nn.Module, ABC):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Convert as torch does, to dtypes that models work in."""
-        before = self.dtype
+        linalg.check_dtype(fn(self.jitter.new_empty(0)).dtype)  # before anything is rounded
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        linalg.check_dtype(self.dtype)
-        if before not in linalg.DTYPES:  # which had rounded it
-            self.jitter.fill_(linalg.JITTER)
         return self
 
     @property

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,8 +167,8 @@ def test_closed_form_models_condition_on_what_they_were_fitted_to(name: str) -> 
 def test_datasets_and_loaders_train_as_tensors_do() -> None:
     x, y = data()
     start = svgp()
-    start.initialize(x, y)
     tensors, dataset, loader, whole = (copy.deepcopy(start) for _ in range(4))
+    loader.initialize(x, y)  # which shuffles
     fit(tensors, 20, batch_size=6, data=(x, y))
     fit(dataset, 20, batch_size=6, data=TensorDataset(x, y))
     assert same(tensors, dataset)
@@ -516,6 +517,22 @@ def test_an_interrupted_lbfgs_keeps_what_it_has() -> None:
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
     with pytest.raises(vb.ConfigurationError, match=message):
         vb.fit(svgp(), data(), **{"steps": 5, "progress": False, **options})
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    plain, theirs = svgp(), svgp()
+    fit(plain, 4, batch_size=5, seed=3, n_samples=2, lr=0.5)
+    options = {"batch_size": np.int64(5), "seed": np.int64(3), "n_samples": np.int32(2), "lr": np.float32(0.5)}
+    for steps in (np.int64(2), np.int64(4)):  # the second time it resumes
+        fit(theirs, steps, checkpoint=tmp_path / "run", **options)
+    assert same(plain, theirs)
+
+
+@pytest.mark.parametrize("seed", [-3, 2**40, 2**63 + 1])
+def test_any_seed_will_do(seed: int) -> None:
+    x, y = data()
+    vb.fit(svgp(), DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True), steps=3, seed=seed, progress=False)
+    fit(vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1)), None, restarts=2, seed=seed)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -152,6 +153,17 @@ def test_replicas_have_their_own_draws() -> None:
     vb.fit_many(models, [data(0), data(0)], steps=5, seed=[0, 0], chunk=2, n_samples=2, progress=False)
     a, b = (m.network[0].posterior.mean for m in models)
     assert not torch.allclose(a, b)
+
+
+@pytest.mark.parametrize("seed", [np.int64(4), np.array([4, 5]), torch.tensor([4, 5])])
+def test_seeds_and_rates_of_numpy_and_torch(seed: object) -> None:
+    plain, theirs = ([regression_model(0), regression_model(0)] for _ in range(2))
+    options = {"steps": 4, "batch_size": 5, "chunk": 2, "progress": False}
+    vb.fit_many(plain, [data(0), data(0)], seed=[4, 5], lr=[0.1, 0.2], **options)
+    vb.fit_many(theirs, [data(0), data(0)], seed=seed, lr=np.array([0.1, 0.2]), **options)  # type: ignore[arg-type]
+    for mine, other in zip(plain, theirs, strict=True):
+        assert_alike(mine, other)
+    assert not torch.equal(next(plain[0].parameters()), next(plain[1].parameters()))
 
 
 def test_chunks_give_the_same_models() -> None:

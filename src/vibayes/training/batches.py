@@ -17,7 +17,7 @@ from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError, ShapeError, kind_of
 from vibayes.trainable import Batch, TrainableModel
 
-__all__ = ["Batches", "InMemory", "as_batches"]
+__all__ = ["Batches", "InMemory", "as_batches", "seed_of"]
 
 # How many rows of a streamed data set the data-dependent starts are taken from.
 _START_ROWS = 20_000
@@ -63,10 +63,14 @@ class Batches(ABC):
         """A fingerprint of the data, to recognise a checkpoint's."""
 
 
+def seed_of(seed: int, number: int) -> int:
+    """A seed for one of many things, such as an epoch, that depend on one seed."""
+    return (int(seed) * 1_000_003 + number) % 2**63
+
+
 def permutation(n: int, seed: int, epoch: int) -> Tensor:
     """The order of rows in one epoch."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return torch.randperm(n, generator=generator)
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed_of(seed, epoch)))
 
 
 class _Order:
@@ -143,7 +147,7 @@ class _FromDataset(Batches):
         return _parts(default_collate([self.dataset[int(i)] for i in indices]), "Dataset")
 
     def start(self) -> tuple[Any, ...]:
-        return self._rows(permutation(self.n_data, self._seed, 0)[:_START_ROWS])
+        return self._rows(permutation(self.n_data, self._seed, 0)[:_START_ROWS].sort().values)  # as tensors have them
 
     def begin(self, model: TrainableModel) -> None:
         self._model = model
@@ -195,7 +199,7 @@ class _FromLoader(Batches):
     def _seeded(self, epoch: int) -> Iterator[Any]:
         # The loader takes its order from torch's generator when its first batch is asked for.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed * 1_000_003 + epoch)
+            torch.manual_seed(seed_of(self._seed, epoch))
             iterator = iter(self.loader)
             first = next(iterator)
         yield first

@@ -6,6 +6,7 @@ from, is JSON in its header. Loading runs no code from the file.
 
 import json
 import logging
+import numbers
 import os
 import time
 from pathlib import Path
@@ -78,6 +79,8 @@ def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"list": [_pack(item, tensors) for item in value], "tuple": isinstance(value, tuple)}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
+    if isinstance(value, numbers.Real):  # numpy's
+        return {"value": int(value) if isinstance(value, numbers.Integral) else float(value)}
     raise TypeError(f"A checkpoint cannot hold a {type(value).__name__}.")
 
 

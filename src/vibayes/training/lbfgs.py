@@ -10,6 +10,7 @@ from torch import Tensor
 from vibayes.bound import Bound
 from vibayes.parameters import Positive, hyperparameters
 from vibayes.trainable import TrainableModel
+from vibayes.training.batches import seed_of
 from vibayes.training.history import History
 from vibayes.training.memory import keep_freed_memory
 from vibayes.training.problem import Single
@@ -208,7 +209,7 @@ class LbfgsRun:
     def new_start(self) -> None:
         """Start over from the first state with hyperparameters moved by standard normal noise."""
         self.model.load_state_dict(self.first)
-        perturb(self.model, 1_000_003 * self.seed + self.restart)
+        perturb(self.model, seed_of(self.seed, self.restart))
         self.step, self.history = 0, History(n_data=self.n_data, events=self.history.events)
         self._new_optimizer()
 

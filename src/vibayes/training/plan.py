@@ -1,6 +1,7 @@
 """How many models of `fit_many` train at once, and in how many processes."""
 
 import logging
+import numbers
 import os
 import time
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def make_plan(
     checkpoint: str | os.PathLike[str] | None,
 ) -> tuple[int, int]:
     """How many models train at once, and in how many processes; an interrupted run keeps to what it began with."""
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, numbers.Integral) or workers < 1):
         raise ConfigurationError(f"workers must be a positive whole number, got {workers!r}.")
     if device.type == "cuda" and workers not in (None, 1):
         raise ConfigurationError(

@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 import logging
+import numbers
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from vibayes.augment import Augment
@@ -262,6 +264,8 @@ def _chunk_path(checkpoint: str | os.PathLike[str], first: int, R: int, size: in
 
 
 def _each(value: "T | Sequence[T]", R: int, what: str) -> list[T]:
+    if isinstance(value, np.ndarray | torch.Tensor):
+        value = value.tolist()
     values = list(value) if isinstance(value, Sequence) else [value] * R
     if len(values) != R:
         raise ConfigurationError(f"{what} must be one value or one for each of {R} models; got {len(values)}.")
@@ -281,7 +285,9 @@ def _counted_from(first: int, options: Options) -> Options:
 
 
 def _seeds(seed: int | Sequence[int], R: int) -> list[int]:
-    return [seed + r for r in range(R)] if isinstance(seed, int) else _each(seed, R, "seed")
+    if isinstance(seed, numbers.Integral):
+        return [int(seed) + r for r in range(R)]
+    return _each(seed, R, "seed")
 
 
 def _source(data: Any, batch_size: int | None, seed: int, augment: Augment | None) -> InMemory:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import numbers
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -215,7 +216,7 @@ def check_options(options: Options, n_samples: int | None, rates: list[float]) -
         "restarts": options.restarts,
     }
     for key, value in whole.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1):
             raise ConfigurationError(f"{key} must be a positive whole number, got {value!r}.")
     if options.callback is not None and not callable(options.callback):
         raise ConfigurationError(f"callback must be a function of a log entry, got {type(options.callback).__name__}.")

@@ -536,6 +536,22 @@ def test_jitter_survives_the_dtype() -> None:
     torch.testing.assert_close(dict(unhurt.state_dict()), before, rtol=0.0, atol=0.0)
 
 
+def test_autocast_is_refused() -> None:
+    x, y = data()
+    for model in (svgp(), vb.ExactGP(vb.SquaredExponential(2), vb.Gaussian(0.1))):
+        vb.fit(model, (x, y), steps=2, progress=False)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for call in (
+                lambda model=model: vb.fit(model, (x, y), steps=2, progress=False),
+                lambda model=model: model.elbo(x, y),
+                lambda model=model: model.predict(x),
+            ):
+                with pytest.raises(vb.ConfigurationError, match=r"autocast.*bfloat16"):
+                    call()
+            with torch.autocast("cpu", enabled=False):
+                model.predict(x)
+
+
 def test_converted_models_agree() -> None:
     x, y = data()
     model = svgp(standardize="both")

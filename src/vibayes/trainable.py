@@ -134,11 +134,13 @@ class TrainableModel(nn.Module, ABC):
     def prepare_inputs(self, x: Any, what: str = "x") -> Tensor:
         """Inputs checked, cast and in the model's units."""
         self._check_units()
+        self._check_precision()
         rows = as_rows(x, what, shape=self.row_shape, dtype=self.dtype, device=self.device)
         self._meet(rows)
         return self.units.inputs(rows)
 
     def _check(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        self._check_precision()
         rows = as_rows(x, "x", shape=self.row_shape, dtype=self.dtype, device=self.device)
         targets = as_tensor(y, "y", device=self.device)
         if targets.ndim == 0 or targets.shape[0] != rows.shape[0]:
@@ -154,6 +156,14 @@ class TrainableModel(nn.Module, ABC):
             check_finite(targets, f"y in {self.dtype}")  # a large float64 number overflows in float32
         self._meet(rows)
         return rows, targets
+
+    def _check_precision(self) -> None:
+        if torch.is_autocast_enabled(self.device.type):
+            raise ConfigurationError(
+                f"Models work in float32 or float64, and torch.autocast would round kernel matrices to "
+                f"{torch.get_autocast_dtype(self.device.type)}. Leave it, or use it only inside the forward of a plain "
+                "network of your own."
+            )
 
     def _check_units(self) -> None:
         if self.units.standardize is not None and not bool(self.ready):

@@ -54,9 +54,9 @@ def test_what_cannot_be_captured_goes_on_eagerly(caplog: pytest.LogCaptureFixtur
         drawn.append(torch.randn(3, device="cuda").sum().item())  # waits for the device, which no graph can
 
     problem = types.SimpleNamespace(device=torch.device("cuda"), can_be_captured=True)
-    step = Step(function, problem, types.SimpleNamespace(graph=True, world_size=1))  # type: ignore[arg-type]
+    step = Step(problem, types.SimpleNamespace(graph=True, world_size=1))  # type: ignore[arg-type]
     for _ in range(8):
-        step()
+        step(function)
     assert step.kind == "eager"
     assert len(set(drawn)) == len(drawn) == 8
     assert sum("could not be captured" in record.message for record in caplog.records) == 1

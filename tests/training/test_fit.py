@@ -1,6 +1,7 @@
 """`fit`: what it optimizes, when it stops, and how it recovers."""
 
 import copy
+import gc
 import logging
 import math
 from collections.abc import Callable
@@ -489,6 +490,25 @@ def test_an_interrupted_lbfgs_keeps_what_it_has() -> None:
         fit(model, 400, optimizer="lbfgs", kl_weight=weight, n_samples=5)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert model.elbo(*data(), n_samples=200).value > before + 5
+
+
+@pytest.mark.parametrize("make", [svgp, deep])
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_training_leaves_no_tensors_for_the_garbage_collector(make: Callable[[], vb.Model], optimizer: str) -> None:
+    model = make()
+    fit(model, 3, optimizer=optimizer)
+    for parameter in model.parameters():
+        parameter.grad = None
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+        fit(model, 3, optimizer=optimizer)
+        for parameter in model.parameters():
+            parameter.grad = None
+        assert sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()) <= before
+    finally:
+        gc.enable()
 
 
 # ---- what fit refuses

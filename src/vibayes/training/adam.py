@@ -99,7 +99,7 @@ class AdamRun:
             keep_freed_memory()
         self._bound = compiled(problem.bound, device) if options.compile else problem.bound
         self._update = compiled(self.optimizer.step, device) if options.compile else self.optimizer.step
-        self._one_step = Step(self._compute, problem, options)
+        self._one_step = Step(problem, options)
 
     @property
     def last_step(self) -> int:
@@ -141,7 +141,7 @@ class AdamRun:
         if self.problem.sites:
             self._put("natural_rates", [self._natural_rate(r) for r in range(self.problem.replicas)])
         self._put("kl_weight", self._scheduled("kl_weight", self.options.kl_weight))
-        self._one_step()
+        self._one_step(self._compute)
         self.step += 1
         self.in_window += 1
 

@@ -53,14 +53,15 @@ class Step:
     On CUDA, after a few eager calls, the function is captured once and replayed from then on: no Python and no kernel
     launches one by one. Where capture is impossible the function goes on running eagerly, and the reason is logged.
 
+    It does not keep the function, whose owner keeps it: a circle would hold all tensors of a run until the garbage
+    collector comes by.
+
     Args:
-        function: the tensor operations of a step.
         problem: says whether steps are alike.
         options: `graph` (None: where possible).
     """
 
-    def __init__(self, function: Callable[[], None], problem: Problem, options: Options) -> None:
-        self.function = function
+    def __init__(self, problem: Problem, options: Options) -> None:
         wanted = options.graph if options.graph is not None else problem.device.type == "cuda"
         self.capture = wanted and problem.device.type == "cuda" and problem.can_be_captured and options.world_size == 1
         if options.graph and not self.capture:
@@ -75,10 +76,10 @@ class Step:
         """`"graph"` or `"eager"`."""
         return "eager" if self.graph is None else "graph"
 
-    def __call__(self) -> None:
-        """Run the step once."""
+    def __call__(self, function: Callable[[], None]) -> None:
+        """Run the step once, the same function every time."""
         if self.capture and self.graph is None and self.calls == _WARM_UP:
-            self.graph = self._captured()
+            self.graph = self._captured(function)
         if self.graph is not None:
             self.graph.replay()
             return
@@ -86,18 +87,18 @@ class Step:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self.function()
+                function()
             torch.cuda.current_stream().wait_stream(stream)
         else:
-            self.function()
+            function()
         self.calls += 1
 
-    def _captured(self) -> torch.cuda.CUDAGraph | None:
+    def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
             with _no_garbage_collection(), torch.cuda.graph(graph):
-                self.function()
+                function()
         except RuntimeError as error:
             self.capture = False
             torch.cuda.synchronize()

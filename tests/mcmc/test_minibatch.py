@@ -157,6 +157,23 @@ def test_running_averages_are_kept_with_the_draws() -> None:
     torch.testing.assert_close(mean, model.predict(x, n_samples=1).mean)
 
 
+def test_a_seed_governs_bounds_that_are_drawn_and_leaves_the_generator() -> None:
+    x, y = data()
+    found = []
+    for other in (1, 2):
+        torch.manual_seed(0)
+        gp = vb.GP(3, kernel=vb.SquaredExponential(x.shape[1]), posterior=vb.LocalInducing(3))
+        model = vb.Model(gp, vb.Categorical())
+        torch.manual_seed(other)
+        before = torch.get_rng_state()
+        chains = sample_minibatch(
+            model, (x, (y > 0).long()), batch_size=10, burn_in=1, epochs=2, every=1, priors={"*": None}, progress=False
+        )
+        assert torch.equal(before, torch.get_rng_state())
+        found.append(chains.draws)
+    assert torch.equal(*found)
+
+
 def test_bad_options_are_refused() -> None:
     model = vb.Model(vb.Linear(1, 1, posterior=vb.Point()), vb.Gaussian(0.1, learn=False))
     with pytest.raises(ConfigurationError, match="needs batch_size"):

@@ -180,7 +180,7 @@ def reverse_ais(
 def _begin(
     model: TrainableModel | Target, data: Any, priors: Priors | None, seed: int, compile: bool
 ) -> tuple[Target, torch.Generator]:
-    target = as_target(model, data, priors)
+    target = as_target(model, data, priors, seed)
     if not target.has_prior:
         flat = [p.name for p in target.parts if p.flat] if isinstance(target, ModelTarget) else []
         which = f": {', '.join(flat)} have a flat one" if flat else ""

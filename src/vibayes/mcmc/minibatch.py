@@ -79,7 +79,7 @@ def sample_minibatch(
         check_count(burn_in, "burn_in")
     if every > epochs:
         raise ConfigurationError(f"every ({every}) must not exceed epochs ({epochs}): no draw would be kept.")
-    target = ModelTarget(model, data, priors)
+    target = ModelTarget(model, data, priors, seed=seed)
     batches = as_batches(data, batch_size, seed)
     batches.begin(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -105,7 +105,12 @@ def sample_minibatch(
     averages: list[dict[str, Tensor]] = []
     clock = Clock()
     step = 0
-    with Progress((burn_in + epochs) * per_epoch, show=progress, label=method) as shown:
+    cuda = [target.device] if target.device.type == "cuda" else []
+    with (
+        Progress((burn_in + epochs) * per_epoch, show=progress, label=method) as shown,
+        torch.random.fork_rng(devices=cuda),
+    ):
+        torch.manual_seed(seed)  # of bounds that are drawn
         for epoch in range(burn_in + epochs):
             total = torch.zeros((), dtype=target.dtype, device=target.device)
             for _ in range(per_epoch):

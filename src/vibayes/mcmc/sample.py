@@ -99,7 +99,7 @@ def sample_posterior(
     if not 0.0 < target_accept < 1.0:
         raise ConfigurationError(f"target_accept must lie strictly between 0 and 1, got {target_accept}.")
     kernel = _sampler(sampler)
-    target = as_target(model, data, priors)
+    target = as_target(model, data, priors, seed)
     if compile:
         target.compile()
     generator = torch.Generator(target.device).manual_seed(seed)

@@ -195,6 +195,7 @@ class ModelTarget(Target):
         data: `(x, y)` or `(x, y, weights)`.
         priors: by name, with `*` for any letters: a distribution for what has none, or in place of what it has. None
             in place of a distribution is a flat, improper prior over the stored number.
+        seed: of starting values that depend on the data, of a model that has none yet.
 
     >>> import torch, vibayes as vb
     >>> prior = torch.distributions.LogNormal(0.0, 1.0)
@@ -204,13 +205,15 @@ class ModelTarget(Target):
     ['likelihood.noise', 'kernel.lengthscale', 'kernel.variance']
     """
 
-    def __init__(self, model: TrainableModel, data: Any, priors: Priors | None = None) -> None:
+    def __init__(self, model: TrainableModel, data: Any, priors: Priors | None = None, *, seed: int = 0) -> None:
         if not isinstance(model, TrainableModel):
             raise ConfigurationError(f"Only vibayes models and Targets can be sampled; got {type(model).__name__}.")
         if not isinstance(data, tuple | list) or len(data) not in (2, 3):
             raise ConfigurationError("data must be (x, y) or (x, y, weights) when a model is sampled.")
         if not bool(model.ready):
-            model.initialize(*data)
+            with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+                torch.manual_seed(seed)
+                model.initialize(*data)
         self.model, self.batch = model, model.prepare(*data)
         if self.batch.weights is not None and not bool((self.batch.weights > 0).any()):
             raise DataError("Every weight is zero; at least one row must count.")
@@ -316,10 +319,10 @@ def _digest(tensors: list[Tensor]) -> str:
     return found.hexdigest()[:16]
 
 
-def as_target(model: TrainableModel | Target, data: Any, priors: Priors | None) -> Target:
+def as_target(model: TrainableModel | Target, data: Any, priors: Priors | None, seed: int) -> Target:
     """A target from a model and its data, or a target as it is."""
     if not isinstance(model, Target):
-        return ModelTarget(model, data, priors)
+        return ModelTarget(model, data, priors, seed=seed)
     if data is not None or priors:
         raise ConfigurationError("A Target holds its data and priors; leave data and priors out.")
     return model

@@ -16,7 +16,7 @@ except ImportError:  # names of torch's own: without them only `torch.func.grad`
 
 __all__ = ["batch_first", "flat", "register"]
 
-_LIBRARY = torch.library.Library("vibayes", "FRAGMENT")
+_LIBRARY: Any = torch.library.Library("vibayes", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def register(
@@ -98,7 +98,8 @@ def _differentiate(name: str, save: Callable[..., None], backward: Callable[...,
 
 def _refuse_tangents(given: tuple[Any, ...]) -> None:
     """Forward-mode differentiation would take what an operator makes for constant."""
-    if any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in given):
+    unpack: Any = forward_ad.unpack_dual
+    if any(isinstance(t, Tensor) and unpack(t).tangent is not None for t in given):
         raise NotImplementedError(
             "vibayes models are differentiated backwards: use torch.func.grad, vjp or jacrev instead of jvp or jacfwd, "
             "and jacrev(jacrev(f)) instead of hessian(f)."

@@ -497,15 +497,12 @@ def test_an_interrupted_lbfgs_keeps_what_it_has() -> None:
 def test_training_leaves_no_tensors_for_the_garbage_collector(make: Callable[[], vb.Model], optimizer: str) -> None:
     model = make()
     fit(model, 3, optimizer=optimizer)
-    for parameter in model.parameters():
-        parameter.grad = None
+    assert all(parameter.grad is None for parameter in model.parameters())
     gc.collect()
     gc.disable()
     try:
         before = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
         fit(model, 3, optimizer=optimizer)
-        for parameter in model.parameters():
-            parameter.grad = None
         assert sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()) <= before
     finally:
         gc.enable()

@@ -106,6 +106,8 @@ class LbfgsRun:
             if self.best is not None:
                 self.model.load_state_dict(self.best["model"])
             raise
+        finally:
+            self.optimizer.zero_grad()
         assert self.best is not None
         self.model.load_state_dict(self.best["model"])
         self.history = History.from_dict(copy.deepcopy(self.best["history"]))

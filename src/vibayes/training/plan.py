@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +37,8 @@ def make_plan(
     checkpoint: str | os.PathLike[str] | None,
 ) -> tuple[int, int]:
     """How many models train at once, and in how many processes; an interrupted run keeps to what it began with."""
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, numbers.Integral) or workers < 1):
+    given: Any = workers
+    if given is not None and (isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < 1):
         raise ConfigurationError(f"workers must be a positive whole number, got {workers!r}.")
     if device.type == "cuda" and workers not in (None, 1):
         raise ConfigurationError(

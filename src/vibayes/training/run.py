@@ -208,7 +208,7 @@ def find_device(device: str | torch.device) -> torch.device:
 
 def check_options(options: Options, n_samples: int | None, rates: list[float]) -> None:
     """Refuse numbers that make no sense."""
-    whole = {
+    whole: dict[str, Any] = {
         "steps": options.steps,
         "n_samples": n_samples,
         "log_every": options.log_every,

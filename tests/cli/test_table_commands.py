@@ -116,6 +116,33 @@ def test_kept_columns_and_predictions_have_names_of_their_own(compared: tuple[Pa
     assert "is called 'mean.2'" in result.stderr
 
 
+def test_kept_columns_are_as_the_file_has_them(compared: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = compared
+    kept = ["code,place,id,seen,note,a,kind", "007,52.520006612,1234567890123,TRUE,1.50,0.25,left"]
+    (tmp_path / "new.csv").write_text("\n".join([*kept, "008,52.520006613,,FALSE,,0.50,right\n"]))
+    result = run("predict", folder / "out", tmp_path / "new.csv", "--keep")
+    lines = result.stdout.splitlines()
+    assert [line.startswith(own) for line, own in zip(lines, kept, strict=False)] == [True, True]
+    assert lines[2].startswith("008,52.520006613,,FALSE,,0.50,right,")
+    row = json.loads(run("predict", folder / "out", tmp_path / "new.csv", "--keep", "--json").stdout)[0]
+    assert (row["code"], row["place"], row["note"], row["a"]) == ("007", 52.520006612, 1.5, 0.25)
+    (tmp_path / "new.csv").write_text("a;kind;w\n0,25;left;1,5\n")
+    assert (
+        run("predict", folder / "out", tmp_path / "new.csv", "--keep")
+        .stdout.splitlines()[1]
+        .startswith("0.25,left,1.5,")
+    )
+
+
+def test_classes_that_training_did_not_see_are_not_scored_and_said(tmp_path: Path) -> None:
+    table = frame()[["a", "kind"]]
+    table.to_csv(tmp_path / "t.csv", index=False)
+    assert run("fit", tmp_path / "t.csv", "--target", "kind", "--out", tmp_path / "m", "--steps", 10).exit_code == 0
+    table.assign(kind=["new"] * 20 + table["kind"].tolist()[20:]).to_csv(tmp_path / "t.csv", index=False)
+    result = run("predict", tmp_path / "m", tmp_path / "t.csv")
+    assert "Against the 40 known targets (20 entries not a class of the model, such as 'new'):" in result.stderr
+
+
 def test_predict_new_rows(compared: tuple[Path, Any], tmp_path: Path) -> None:
     folder, _ = compared
     new = frame(8).drop(columns="y")

@@ -28,7 +28,7 @@ def predict(
 
     Example: vibayes predict comparison/model new-houses.csv --out predictions.csv
     """
-    from vibayes.compare import TableModel, prediction_frame
+    from vibayes.compare import TableModel, prediction_csv, prediction_frame
     from vibayes.errors import ConfigurationError
     from vibayes.tables import read_table
     from vibayes.tables.reading import unique_names
@@ -43,12 +43,15 @@ def predict(
     if keep:
         import pandas
 
-        frame = pandas.concat([read.frame.reset_index(drop=True), frame], axis=1)
+        frame = pandas.concat([_own_columns(table, read.frame, json), frame], axis=1)
         names, _, renamed = unique_names(list(frame.columns))
         frame.columns, notes = names, notes + renamed
     for note in (*read.notes, *notes):
         errors.print(note, markup=False, highlight=False, soft_wrap=True)
-    text = frame.to_json(orient="records", indent=1) + "\n" if json else frame.to_csv(index=False, float_format="%.7g")
+    if json:
+        text = frame.to_json(orient="records", indent=1, double_precision=15) + "\n"
+    else:
+        text = prediction_csv(frame, predicted)
     if out is None:
         sys.stdout.write(text)
     else:
@@ -57,6 +60,21 @@ def predict(
         write_file(out, text)
         errors.print(f"{len(frame):,} predictions in {out}", markup=False, highlight=False, soft_wrap=True)
     _score(errors, loaded, read.frame)
+
+
+def _own_columns(path: Path, frame: Any, typed: bool) -> Any:
+    """The table's columns with their cells as the file has them; typed, numbers are numbers, but for codes as 01."""
+    from vibayes.tables import read_table
+
+    as_text = read_table(path, [str(name) for name in frame.columns]).frame
+    own = frame.reset_index(drop=True).astype(object)
+    for name in frame.columns:
+        if frame[name].dtype.kind not in "biuf" or as_text[name].dtype == frame[name].dtype:
+            continue  # text, or a file that has types of its own
+        cells = as_text[name].dropna().astype(str)
+        if cells.str.match(r"0\d").any() or not (typed or cells.str.contains(",").any()):
+            own[name] = as_text[name]
+    return own
 
 
 def _score(console: Console, loaded: Any, frame: Any) -> None:
@@ -74,5 +92,8 @@ def _score(console: Console, loaded: Any, frame: Any) -> None:
     found = scores(loaded.model, torch.as_tensor(x), torch.as_tensor(y[known]))
     told = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items())
     console.print(
-        f"Against the {int(known.sum()):,} known targets: {told}", markup=False, highlight=False, soft_wrap=True
+        f"Against the {int(known.sum()):,} known targets{loaded.target.odd(frame)}: {told}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )

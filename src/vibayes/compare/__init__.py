@@ -6,7 +6,7 @@ from vibayes.compare.display import Display
 from vibayes.compare.families import FAMILIES, Family, Problem, choose
 from vibayes.compare.output import write
 from vibayes.compare.ranking import Difference, Result, paired, rank
-from vibayes.compare.table_model import TableModel, prediction_frame
+from vibayes.compare.table_model import TableModel, prediction_csv, prediction_frame
 
 __all__ = [
     "DEFAULT_BUDGET",
@@ -23,6 +23,7 @@ __all__ = [
     "choose",
     "compare",
     "paired",
+    "prediction_csv",
     "prediction_frame",
     "prepare",
     "rank",

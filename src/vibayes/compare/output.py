@@ -13,7 +13,7 @@ from vibayes.compare.insight import Sensitivity, least_sure, sensitivity
 from vibayes.compare.ranking import Result
 from vibayes.compare.report import page
 from vibayes.compare.scores import Predicted, predict_all
-from vibayes.compare.table_model import TableModel, prediction_frame
+from vibayes.compare.table_model import TableModel, prediction_csv, prediction_frame
 from vibayes.experiments.record import provenance
 from vibayes.experiments.results import plain, writable_folder, write_file
 
@@ -94,10 +94,8 @@ def write_predictions(path: Path, data: Data, predicted: Predicted) -> None:
     frame.insert(0, "row", np.arange(1, len(frame) + 1))
     frame.insert(1, "part", part)
     for place, name in enumerate(data.target.names):
-        frame.insert(2 + place, f"true {name}", data.table.frame[name].to_numpy())
-    aside = path.with_name(f".{path.name}.part")
-    frame.to_csv(aside, index=False, float_format="%.7g")
-    aside.replace(path)
+        frame.insert(2 + place, f"true {name}", data.table.frame[name].astype(object).to_numpy())
+    write_file(path, prediction_csv(frame, predicted))
 
 
 def write(comparison: Comparison, folder: Path) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from vibayes.tables import Encoder, Target
 from vibayes.tables.reading import needs_pandas
 from vibayes.trainable import TrainableModel
 
-__all__ = ["TableModel", "prediction_frame"]
+__all__ = ["TableModel", "prediction_csv", "prediction_frame"]
 
 FILE = "table.json"
 SCHEMA = "vibayes-table-1"
@@ -125,3 +125,16 @@ def prediction_frame(target: Target, predicted: Predicted) -> Any:
     columns["entropy"] = predicted.entropy
     columns["mutual information"] = predicted.mutual_information
     return pandas.DataFrame(columns)
+
+
+def prediction_csv(frame: Any, predicted: Predicted) -> str:
+    """A table of predictions as CSV; other columns must be of type object, which keeps them as they are.
+
+    Numbers have seven digits, or as many as it takes to tell the ends of an interval apart.
+    """
+    digits = 7
+    if predicted.kind == "regression":
+        ratio = np.abs(predicted.mean).max(0) / np.maximum(predicted.std.min(0), np.finfo(float).tiny)
+        digits = int(np.clip(np.ceil(np.log10(np.maximum(ratio, 1.0))).max() + 4, 7, 15))
+    text: str = frame.to_csv(index=False, float_format=f"%.{digits}g")
+    return text

@@ -80,6 +80,23 @@ def test_every_class_trains_and_tests() -> None:
     np.testing.assert_allclose(shares[:3], np.bincount(train, minlength=4)[:3] / len(train), atol=0.05)
 
 
+@pytest.mark.parametrize(("test", "size"), [(None, 20), (0.2, 24), (0.05, 6), (0.9, 80), (0.0, 0)])
+def test_classes_of_few_rows_are_held_out(test: float | None, size: int) -> None:
+    frame = class_frame(120, 3)
+    frame["label"] = [f"class {i // 3}" for i in range(120)]  # 40 classes of three rows
+    data = prepare(table(frame), ["label"], test=test)
+    assert len(data.test) == size
+    assert set(data.y.numpy()[data.train]) == set(range(40))
+    assert np.bincount(data.y.numpy()[data.test], minlength=40).max(initial=0) <= max(1, size // 40)
+
+
+def test_targets_that_cannot_be_used_are_said() -> None:
+    frame = regression_frame()
+    frame.loc[7, "y"] = np.inf
+    notes = prepare(table(frame), ["y"]).notes
+    assert any("2 rows without a target (1 entry not a finite number, such as 'inf')" in note for note in notes)
+
+
 def test_the_encoder_sees_training_rows_only() -> None:
     frame = regression_frame(100)
     data = prepare(table(frame), ["y"])
@@ -258,6 +275,15 @@ def test_report(written: tuple[Any, dict[str, Path]]) -> None:
     assert "shown but not ranked" in page
     assert page.count("<svg") == 5 + len(found.results)
     assert 'class="win"' in page
+
+
+def test_predictions_far_from_zero_keep_their_digits(tmp_path: Path) -> None:
+    frame = regression_frame()
+    frame["y"] += 1.7e9
+    written = write(compare(prepare(table(frame), ["y"]), families=["gp"], steps=20, seeds=1), tmp_path)
+    found = pd.read_csv(written["predictions"])
+    np.testing.assert_array_equal(found["true y"], frame["y"])
+    np.testing.assert_allclose((found["upper 95%"] - found["lower 95%"]) / found["std"], 2 * 1.95996, rtol=1e-3)
 
 
 def test_broken_model_folders(written: tuple[Any, dict[str, Path]], tmp_path: Path) -> None:

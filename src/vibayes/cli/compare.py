@@ -125,8 +125,9 @@ def say_table(console: Console, data: Any) -> None:
     told = ", ".join(count(n, kind, plural[kind]) for kind, n in kinds.items())
     said = [
         f"{data.table.path.name}: {count(len(data.table), 'row')}; to predict {', '.join(data.target.names)} "
-        f"({data.target.task}) from {count(len(used), 'column')} ({told}), which make {len(data.encoder.features)} "
-        f"inputs; {count(len(data.train), 'row')} train, {count(len(data.test), 'row')} held out.",
+        f"({data.target.task}) from {count(len(used), 'column')} ({told}), "
+        f"{count(len(data.encoder.features), 'input')} for models; {count(len(data.train), 'row')} train, "
+        f"{count(len(data.test), 'row')} held out.",
         *data.notes,
         *(f"Column {c.name!r} {c.note}." for c in columns if c.kind == "dropped"),
     ]

@@ -94,7 +94,10 @@ def prepare(
     y, known = target.encode(frame)
     notes = list(table.notes)
     if not known.all():
-        notes.append(f"{count((~known).sum(), 'row')} without a target cannot train or test, but get predictions.")
+        notes.append(
+            f"{count((~known).sum(), 'row')} without a target{target.odd(frame)} cannot train or test, but predictions "
+            "are made."
+        )
     rows = np.flatnonzero(known)
     if len(rows) < MIN_ROWS:
         raise DataError(f"The table has {count(len(rows), 'row')} with a target; at least {MIN_ROWS} are needed.")
@@ -157,9 +160,13 @@ def _split(
     if kind == "regression":
         order = random.permutation(rows)
         return np.sort(order[size:]), np.sort(order[:size])
-    held_rows: list[int] = []
-    for label in np.unique(y[rows]):
-        members = random.permutation(rows[y[rows] == label])
-        held_rows += members[: min(round(size * len(members) / n), len(members) - 1)].tolist()
-    held = np.sort(np.array(held_rows, dtype=np.int64))
+    labels, counts = np.unique(y[rows], return_counts=True)
+    members = [random.permutation(rows[y[rows] == label]) for label in labels]
+    share = size * counts / n
+    most = np.minimum(np.ceil(share).astype(int), counts - 1)
+    sizes = np.minimum(share.astype(int), most)
+    order = np.lexsort((random.permutation(len(labels)), sizes - share))  # largest remainders first, ties at random
+    for place in order[sizes[order] < most[order]][: max(size - sizes.sum(), 0)]:
+        sizes[place] += 1
+    held = np.sort(np.concatenate([chosen[:some] for chosen, some in zip(members, sizes, strict=True)]))
     return np.setdiff1d(rows, held), held

@@ -67,6 +67,19 @@ class Target:
         codes = np.array([number.get(value, -1) for value in text], dtype=np.int64)
         return np.where(codes < 0, 0, codes), codes >= 0
 
+    def odd(self, frame: Any) -> str:
+        """In brackets, how many entries are there but are no target: no finite numbers, or classes not known."""
+        if self.kind == "regression":
+            entries = np.concatenate([as_numbers(frame[name])[1] for name in self.names])
+            what = "not a finite number"
+        else:
+            text = as_text(frame[self.names[0]])
+            entries = text[~np.isin(text, [*self.labels, NOTHING])]
+            what = "not a class of the model"
+        if not len(entries):
+            return ""
+        return f" ({count(len(entries), 'entry', 'entries')} {what}, such as {str(entries[0])!r})"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {"names": list(self.names), "kind": self.kind, "labels": list(self.labels), "note": self.note}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["BLUE", "CSS", "GRID", "INK", "ORANGE", "Frame", "document", "grid", "line", "number", "ticks"]
+__all__ = ["BLUE", "CSS", "GRID", "INK", "ORANGE", "Frame", "document", "grid", "line", "numbers", "ticks"]
 
 INK, GRID, BLUE, ORANGE = "#333", "#ddd", "#0072B2", "#D55E00"
 
@@ -69,13 +69,24 @@ def ticks(low: float, high: float, n: int = 4) -> list[float]:
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
-    return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [float(f"{k * step:.12g}") for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def number(value: float) -> str:
-    """A number on an axis."""
-    text = f"{value:.4g}"
-    return f"{value / 1000:g}k" if abs(value) >= 10_000 and value % 1000 == 0 else text
+def numbers(values: Sequence[float]) -> list[str]:
+    """Numbers on an axis, with as many digits as it takes to write them all.
+
+    >>> numbers([2020.0, 2020.5, 2021.0]), numbers([0.0, 12_500.0, 25_000.0]), numbers([1e-20, 2e-20])
+    (['2020', '2020.5', '2021'], ['0', '12.5k', '25k'], ['1e-20', '2e-20'])
+    """
+    if 10_000 <= max(map(abs, values), default=0.0) < 1e8 and all(v % 100 == 0 for v in values):
+        return [f"{v / 1000:g}k" if v else "0" for v in values]
+    digits = next((d for d in range(4, 12) if all(float(f"{v:.{d}g}") == v for v in values)), 12)
+    return [f"{v:.{digits}g}" for v in values]
+
+
+def _ticks(ends: tuple[float, float]) -> list[tuple[float, str]]:
+    places = ticks(*ends)
+    return list(zip(places, numbers(places), strict=True))
 
 
 class Frame:
@@ -109,8 +120,8 @@ class Frame:
         low, high = self.height - self.bottom, self.top
         return [
             f'<line x1="{self.px(t):.1f}" x2="{self.px(t):.1f}" y1="{low:g}" y2="{high:g}" stroke="{GRID}"/>'
-            f'<text x="{self.px(t):.1f}" y="{low + 14:g}" text-anchor="middle">{number(t)}</text>'
-            for t in ticks(*self.x)
+            f'<text x="{self.px(t):.1f}" y="{low + 14:g}" text-anchor="middle">{text}</text>'
+            for t, text in _ticks(self.x)
         ]
 
     def y_axis(self) -> list[str]:
@@ -118,6 +129,6 @@ class Frame:
         right = self.width - self.right
         return [
             f'<line x1="{self.left:g}" x2="{right:g}" y1="{self.py(t):.1f}" y2="{self.py(t):.1f}" stroke="{GRID}"/>'
-            f'<text x="{self.left - 5:g}" y="{self.py(t) + 3.5:.1f}" text-anchor="end">{number(t)}</text>'
-            for t in ticks(*self.y)
+            f'<text x="{self.left - 5:g}" y="{self.py(t) + 3.5:.1f}" text-anchor="end">{text}</text>'
+            for t, text in _ticks(self.y)
         ]

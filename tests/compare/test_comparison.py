@@ -284,6 +284,10 @@ def test_predictions_far_from_zero_keep_their_digits(tmp_path: Path) -> None:
     found = pd.read_csv(written["predictions"])
     np.testing.assert_array_equal(found["true y"], frame["y"])
     np.testing.assert_allclose((found["upper 95%"] - found["lower 95%"]) / found["std"], 2 * 1.95996, rtol=1e-3)
+    page = written["report"].read_text()
+    assert "e+09" not in page
+    assert re.search(r">true y - 1[67]\d{8}<", page)  # axes begin near the values
+    assert re.search(r">1[67]\d{8}\.\d+ ± ", page)
 
 
 def test_broken_model_folders(written: tuple[Any, dict[str, Path]], tmp_path: Path) -> None:

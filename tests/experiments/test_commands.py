@@ -230,3 +230,4 @@ def test_plots_survive_odd_numbers() -> None:
     assert "\u25c2 -132" in far
     assert svg.ticks(3.0, 3.0) == [3.0]
     assert svg.ticks(-1.05, 0.95) == [-1.0, -0.5, 0.0, 0.5]
+    assert svg.ticks(-1.05e-20, 0.95e-20) == [-1e-20, -5e-21, 0.0, 5e-21]

@@ -101,6 +101,12 @@ def against_truth(truth: F64, mean: F64, lower: F64, upper: F64, name: str) -> s
     chosen = _some(len(truth))
     truth, mean, lower, upper = truth[chosen], mean[chosen], lower[chosen], upper[chosen]
     limits = _limits(np.concatenate([truth, mean]))
+    if max(map(abs, limits)) > 1e4 * (limits[1] - limits[0]):  # numbers on axes would be long and differ little
+        unit = 10.0 ** math.floor(math.log10(limits[1] - limits[0]))
+        shift = math.floor(limits[0] / unit) * unit
+        truth, mean, lower, upper = truth - shift, mean - shift, lower - shift, upper - shift
+        limits = limits[0] - shift, limits[1] - shift
+        name = f"{name} {'-' if shift > 0 else '+'} {abs(shift):.12g}"
     span = limits[1] - limits[0]
     ends = (min(limits[0], max(float(lower.min()), limits[0] - 0.3 * span)),
             max(limits[1], min(float(upper.max()), limits[1] + 0.3 * span)))  # fmt: skip

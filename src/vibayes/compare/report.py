@@ -18,6 +18,7 @@ from vibayes.compare.ranking import Result
 from vibayes.compare.scores import LEVEL, Predicted, predict
 from vibayes.experiments.display import duration
 from vibayes.experiments.results import thin
+from vibayes.tables.cells import count
 
 __all__ = ["page"]
 
@@ -88,7 +89,8 @@ def _facts(winner: Result, kind: str) -> str:
             (f"{s['ece']:.3f}", "calibration error"),
             (f"{s['brier']:.3f}", "Brier score"),
         ]
-    shown.append((f"{s['log_likelihood']:.3f} ± {s['log_likelihood_stderr']:.3f}", "held-out log likelihood"))
+    found = f"{s['log_likelihood_standardized']:.3f} ± {s['log_likelihood_stderr']:.3f}"
+    shown.append((found, "held-out log likelihood"))  # in the units of the table below
     boxes = "".join(f"<div><b>{escape(number)}</b>{escape(what)}</div>" for number, what in shown)
     return f'<p>{escape(winner.about.title)} on the held-out rows:</p><div class="facts">{boxes}</div>'
 
@@ -137,7 +139,7 @@ def _line(comparison: Comparison, r: Result, place: str, gap: Any) -> str:
     else:
         scores = [f"{100 * r.score('accuracy'):.1f}%", f"{r.score('ece'):.3f}"]
     steps = max(h.step[-1] for h in r.trained.histories)
-    seeds = f"{len(r.trained.starts)} starts" if r.trained.starts else str(len(r.trained.models))
+    seeds = count(len(r.trained.starts), "start") if r.trained.starts else str(len(r.trained.models))
     early = " (ended early)" if r.trained.interrupted else ""
     cells = [
         place, r.about.title, f"{r.elbo:.3f} ± {r.stderr:.3f}", behind, f"{r.score('log_likelihood_standardized'):.3f}",
@@ -233,8 +235,9 @@ def _unsure(comparison: Comparison, predicted: Predicted) -> str:
     regression = data.target.kind == "regression"
     for number in least_sure(predicted):
         if regression:
-            truth = _cell(frame[data.target.names[0]].iloc[number])
-            told = [f"{predicted.mean[number, 0]:.4g} ± {predicted.std[number, 0]:.3g}"]
+            std = predicted.std[number, 0]
+            truth = _to(data.y.reshape(len(frame), -1)[number, 0].item(), std) if data.known[number] else ""
+            told = [f"{_to(predicted.mean[number, 0], std)} ± {std:.3g}"]
         else:
             best = int(predicted.probs[number].argmax())
             truth = _cell(frame[data.target.names[0]].iloc[number])
@@ -247,6 +250,12 @@ def _unsure(comparison: Comparison, predicted: Predicted) -> str:
         f"<h2>Rows the model is least sure of</h2><p>By the prediction's {what}. Rows are counted from the first one "
         f"under the names.</p>{grid(head, rows, 2)}"
     )
+
+
+def _to(value: float, std: float) -> str:
+    """A number with as many digits as its standard deviation asks for."""
+    ratio = abs(value) / std if std > 0 else 1.0
+    return f"{value:.{min(max(4, 3 + math.ceil(math.log10(max(ratio, 1.0)))), 15)}g}"
 
 
 def _cell(value: Any) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from vibayes._page import BLUE, ORANGE, Frame, number, ticks
+from vibayes._page import BLUE, ORANGE, Frame, ticks
 
 __all__ = ["Dot", "curves", "dots", "ticks"]
 
@@ -75,7 +75,7 @@ def dots(title: str, points: Sequence[Dot], better: int = 0) -> str:
             x, anchor, text = (
                 (frame.px(low), "start", "\u25c2 {}") if point.value < low else (frame.px(high), "end", "{} \u25b8")
             )
-            shown = text.format(number(point.value))
+            shown = text.format(f"{point.value:.4g}")
             parts.append(
                 f'<text x="{x:.1f}" y="{y + 3.5:.1f}" text-anchor="{anchor}" style="fill:{colour}">{shown}</text>'
             )

@@ -77,6 +77,20 @@ def test_coverage_curve_of_exact_quantiles_is_the_diagonal():
     )
 
 
+@pytest.mark.parametrize("rate", [0.3, 2.0, 40.0])
+def test_coverage_curve_of_calibrated_counts_is_the_diagonal(rate):
+    # every count as often as the prediction says
+    n = 100_000
+    y = torch.as_tensor(stats.poisson(rate).ppf((np.arange(n) + 0.5) / n))
+    prediction = Prediction(Poisson().predictive(torch.full((1, n, 1), math.log(rate))), squeeze=True)
+    levels, covered = metrics.coverage_curve(prediction, y)
+    assert torch.allclose(covered, levels, atol=1e-3)
+    assert metrics.coverage_curve(prediction, y + 100, [0.5])[1] == 0.0
+    for level in (0.0, 1.0):
+        with pytest.raises(ConfigurationError, match="strictly between"):
+            metrics.coverage_curve(prediction, y, [0.5, level])
+
+
 def gaussian_crps(mean: np.ndarray, std: float, y: np.ndarray) -> np.ndarray:
     """Gneiting and Raftery 2007, eq. 21."""
     z = (y - mean) / std

@@ -101,6 +101,15 @@ def test_posterior_level(prediction, grid, pair):
     assert "90% interval" in texts(ax)
 
 
+@pytest.mark.parametrize(("likelihood", "least", "most"), [(vb.Bernoulli(), 0, 1), (vb.Poisson(), 0, math.inf)])
+def test_bands_end_where_targets_do(likelihood, least, most, grid):
+    draws = torch.stack([torch.sin(grid), torch.sin(grid) + 0.5])[:, :, None]
+    ax = plotting.posterior_1d(Prediction(likelihood.predictive(draws), squeeze=True), grid)
+    ends = np.concatenate([band.get_paths()[0].vertices[:, 1] for band in ax.collections])
+    assert ends.min() >= least
+    assert ends.max() <= most
+
+
 def test_given_axes_are_used(prediction, grid):
     ax = plotting.posterior_1d(prediction, grid)
     assert plotting.posterior_1d(prediction, grid, ax=ax, colour=plotting.COLOURS["orange"]) is ax

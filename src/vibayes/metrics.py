@@ -100,6 +100,8 @@ def log_likelihood(prediction: Predictive | Tensor, y: Tensor) -> float:
 def coverage(prediction: Predictive, y: Tensor, level: float = 0.95) -> float:
     """Fraction of targets inside the central predictive interval; `level` if it is calibrated.
 
+    An interval of counts holds all of its ends' probability, and so more than `level` in all; see `coverage_curve`.
+
     Args:
         prediction: a prediction.
         y: targets, `[N]` or `[N, P]`.
@@ -115,6 +117,9 @@ def coverage_curve(
 ) -> tuple[Tensor, Tensor]:
     """Nominal levels of central intervals and the fraction of targets inside each.
 
+    Of counts, the probability that `cdf` jumps by at a target lies inside to a part where a level ends within it, and
+    this part is what counts (Czado et al. 2009): no set of whole numbers has just the nominal probability.
+
     Args:
         prediction: a prediction.
         y: targets, `[N]` or `[N, P]`.
@@ -127,8 +132,24 @@ def coverage_curve(
     if chosen.ndim != 1 or len(chosen) == 0:
         raise ShapeError(f"levels must be a list of one or more numbers, got shape {list(chosen.shape)}.")
     nominal = [float(level) for level in chosen.double()]
-    covered = [coverage(prediction, y, level) for level in nominal]
+    if getattr(prediction, "kind", "") == "counts" and all(0.0 < level < 1.0 for level in nominal):
+        covered = _shares(prediction, y, nominal)
+    else:
+        covered = [coverage(prediction, y, level) for level in nominal]
     return torch.tensor(nominal, dtype=torch.float64), torch.tensor(covered, dtype=torch.float64)
+
+
+def _shares(prediction: Predictive, y: Tensor, levels: Sequence[float]) -> list[float]:
+    """The mean part of the jump of `cdf` at a count that lies inside each central interval."""
+    y = targets_like(y, interval_of(prediction, levels[0])[0])
+    low, high = (prediction.cdf(at).detach().double() for at in (y - 1, y))
+
+    def share(level: float) -> float:
+        first, last = 0.5 - 0.5 * level, 0.5 + 0.5 * level
+        part = (high.clamp(max=last) - low.clamp(min=first)).clamp_min(0.0) / (high - low)
+        return float(torch.where(high > low, part, ((first < low) & (low < last)).double()).mean())  # no jump: a place
+
+    return [share(level) for level in levels]
 
 
 def interval_width(prediction: Predictive, level: float = 0.95) -> float:

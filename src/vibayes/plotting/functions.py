@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_1d", "posterior_1d", "posterior_2d"]
 
+# Between which values targets lie: bands of standard deviations end there.
+_SUPPORT = {"binary": (0.0, 1.0), "counts": (0.0, math.inf)}
+
 
 def posterior_1d(
     prediction: Any,
@@ -270,7 +273,9 @@ def _bands(prediction: Any, n: int, level: float | None) -> tuple[Any, list[tupl
     """The mean, and the lower and upper ends and the name of each band, outer first."""
     mean, std = _moments(prediction, n)
     if level is None:
-        return mean, [(mean - k * std, mean + k * std, f"mean ± {k} sd") for k in (2, 1)]
+        least, most = _SUPPORT.get(getattr(prediction, "kind", ""), (-math.inf, math.inf))
+        ends = [((mean - k * std).clip(least, most), (mean + k * std).clip(least, most), k) for k in (2, 1)]
+        return mean, [(lower, upper, f"mean ± {k} sd") for lower, upper, k in ends]
     if not 0.0 < level < 1.0:
         raise ConfigurationError(f"level must lie strictly between 0 and 1, got {level!r}.")
     if isinstance(prediction, tuple | list):

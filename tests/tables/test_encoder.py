@@ -110,6 +110,13 @@ def test_identifiers_constants_and_empty_columns_are_left_out() -> None:
     assert encoder.encode(frame[["a"]]).x.shape == (n, 1)  # columns that were left out need not come back
 
 
+def test_numbers_with_marks_are_named() -> None:
+    n = 60
+    encoder, _ = learn(price=[f"{i},000" for i in range(1, n + 1)], share=[f"{i % 9}%" for i in range(n)], a=range(n))
+    assert "such as '1,000', are read as text: write 1000" in note(encoder, "price")
+    assert "category of 9 levels; numbers with marks, such as '0%'" in note(encoder, "share")
+
+
 def test_dates() -> None:
     days = pd.date_range("2020-01-01", periods=800, freq="D")
     encoder, frame = learn(day=days.strftime("%Y-%m-%d"))

@@ -55,6 +55,8 @@ def test_several_classes_and_the_task_by_hand() -> None:
         ([None] * 20, "is missing"),
         ([f"c{i % 500}" for i in range(5000)], "500 classes"),
         ([f"c{i}" for i in range(20)], "too few rows for each"),
+        ([f"${i},500" for i in range(1, 21)], r"such as '\$1,500', are read as text: write 1500"),
+        ([f"{i}.5%" for i in range(150)], "such as '0.5%', are read as text: write 0.5"),
         (pd.date_range("2020", periods=20), "holds dates"),
         ([np.inf] * 10 + [-np.inf] * 10, "finite number"),
     ],

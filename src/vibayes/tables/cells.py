@@ -20,6 +20,7 @@ __all__ = [
     "is_texts",
     "learn_day_first",
     "looks_like_dates",
+    "marked_numbers",
     "needs_text",
     "nested",
     "with_year_last",
@@ -92,6 +93,21 @@ def looks_like_dates(series: Any) -> bool:
     sample = series.dropna().astype("string").head(200)
     shape = r"\s*(\d{4}[-/.]?\d{1,2}[-/.]?\d{1,2}|\d{1,2}[-/. ](\d{1,2}|[A-Za-z]{3,9})[-/. ]\d{2,4})\b"
     return bool(sample.str.match(shape).mean() >= MOSTLY)
+
+
+def marked_numbers(series: Any) -> str:
+    """What to do where most cells are numbers but for marks of thousands, money or per cent; else nothing.
+
+    >>> import pandas
+    >>> marked_numbers(pandas.Series(["$1,250", "$990"])), marked_numbers(pandas.Series(["A1", "B2"]))
+    ("numbers with marks, such as '$1,250', are read as text: write 1250", '')
+    """
+    cells = series.dropna().astype("string").str.strip()
+    plain = cells.str.replace(r"[\s,'_%$€£¥]", "", regex=True)
+    marked = plain.str.fullmatch(r"[+-]?\d+(\.\d+)?").fillna(False).astype(bool) & (plain != cells)
+    if not len(cells) or marked.mean() < 0.5:
+        return ""
+    return f"numbers with marks, such as {cells[marked].iloc[0]!r}, are read as text: write {plain[marked].iloc[0]}"
 
 
 def as_text(series: Any) -> NDArray[Any]:

@@ -19,6 +19,7 @@ from vibayes.tables.cells import (
     is_texts,
     learn_day_first,
     looks_like_dates,
+    marked_numbers,
     nested,
     with_year_last,
 )
@@ -259,10 +260,11 @@ def _learn_category(name: str, series: Any) -> Column:
     if len(values) == 1:
         return Column(name, "dropped", note=f"left out: every value is {str(values[0])!r}")
     if len(values) > MAX_LEVELS and len(values) > IDENTIFIER * len(text):
-        return Column(
-            name, "dropped", note=f"left out: {len(values)} different texts in {len(text)} rows, so it names the rows"
-        )
+        why = marked_numbers(series) or f"{len(values)} different texts in {len(text)} rows, so it names the rows"
+        return Column(name, "dropped", note=f"left out: {why}")
     note = f"category of {len(values)} levels"
+    if hint := marked_numbers(series):
+        note += f"; {hint}"
     if len(values) > MAX_LEVELS:
         order = np.argsort(-counts, kind="stable")
         kept = sorted(str(value) for value in values[order[: MAX_LEVELS - 1]])

@@ -8,7 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vibayes.errors import ConfigurationError, DataError
-from vibayes.tables.cells import MOSTLY, NOTHING, as_numbers, as_text, count, is_texts, needs_text, nested
+from vibayes.tables.cells import (
+    MOSTLY,
+    NOTHING,
+    as_numbers,
+    as_text,
+    count,
+    is_texts,
+    marked_numbers,
+    needs_text,
+    nested,
+)
 
 __all__ = ["TASKS", "Target", "learn_target"]
 
@@ -176,6 +186,9 @@ def _classes(frame: Any, names: Sequence[str]) -> Target:
     if len(values) < 2:
         only = repr(str(values[0])) if len(values) else "nothing"
         raise DataError(f"The target {name!r} has one class only, {only}; there is nothing to tell apart.")
+    many = len(values) > MAX_CLASSES or (len(values) > 2 and len(values) > 0.5 * counts.sum())
+    if many and (hint := marked_numbers(frame[name])):
+        raise DataError(f"The target {name!r} cannot be used: {hint}.")
     if len(values) > MAX_CLASSES:
         raise DataError(
             f"The target {name!r} has {len(values)} classes ({count(len(text), 'row')}); at most {MAX_CLASSES} are "

@@ -169,6 +169,13 @@ def test_version_is_light() -> None:
     assert done.stdout == f"vibayes {vibayes.__version__}\n"
 
 
+def test_it_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vibayes", "--version"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == f"vibayes {vibayes.__version__}\n", done.stderr
+
+
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_main_without_its_extras(
     missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

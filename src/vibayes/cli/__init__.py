@@ -16,7 +16,3 @@ def main() -> None:
     from vibayes.cli.app import app
 
     app(prog_name="vibayes")
-
-
-if __name__ == "__main__":
-    main()

@@ -250,7 +250,7 @@ class BoTorchModel(_BoTorchModel):
         return mean + torch.einsum("pij,sjp->sip", root, noise)
 
     def _network_draws(self, model: Model, sets: Tensor) -> Tensor:
-        M = 0 if model.inducing is None else len(model.inducing)
+        M = model.n_inducing
         dry = _SmoothDraw(n_inducing=M, jitter=model.jitter, joint=True, marginal=False, dry=True)
         with torch.no_grad():
             model._pass(sets[0], dry)

@@ -17,7 +17,7 @@ from vibayes import linalg
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError
 from vibayes.gamma import NOISE_PER_GAMMA, gamma_from_normals
 
-__all__ = ["Draw", "Output", "current_draw", "fits", "not_positive_definite"]
+__all__ = ["Draw", "Output", "current_draw", "each_draw", "fits", "not_positive_definite"]
 
 # A threading.local compiles with torch.compile and is safe with threads; a ContextVar or a global is not.
 _local = threading.local()
@@ -193,6 +193,31 @@ class Draw:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _local.draw = None
+
+
+def each_draw(
+    one: Callable[[Tensor, Mapping[str, Tensor] | None], Any],
+    zeros: Tensor,
+    noise: Mapping[str, Tensor] | None = None,
+    *,
+    apart: bool = False,
+    at_once: int | None = None,
+) -> Any:
+    """What a function of one draw gives for several, stacked along an axis in front.
+
+    Args:
+        one: takes a draw's zero and its prepared noise.
+        zeros: one for each draw.
+        noise: prepared noise by name, with an axis of draws in front.
+        apart: one draw after the other, as where each of them changes something.
+        at_once: how many draws go together at most, to bound memory.
+    """
+    if len(zeros) == 1 or apart:
+        own = [None if noise is None else {k: t[s] for k, t in noise.items()} for s in range(len(zeros))]
+        found = [one(zero, prepared) for zero, prepared in zip(zeros, own, strict=True)]
+        return torch.utils._pytree.tree_map(lambda *t: t[0][None] if len(t) == 1 else torch.stack(t), *found)
+    in_dims = (0, None if noise is None else 0)
+    return torch.func.vmap(one, in_dims, randomness="different", chunk_size=at_once)(zeros, noise)
 
 
 def current_draw(layer: str) -> Draw:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vibayes.bound import Bound
 from vibayes.data import check_count
 from vibayes.describe import describe_model
-from vibayes.draw import Draw, not_positive_definite
+from vibayes.draw import Draw, each_draw, not_positive_definite
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inspection import LayerFunction, layer_functions
 from vibayes.layers.base import Layer
@@ -20,7 +20,14 @@ from vibayes.modes import evaluating, keeping_averages
 from vibayes.posteriors.natural import NaturalSites, natural_targets
 from vibayes.prediction import Prediction
 from vibayes.rotations import check_rotations
-from vibayes.starts import catching_rows, checking_features, inducing_rows, latent_targets, some_rows
+from vibayes.starts import (
+    catching_rows,
+    check_outputs,
+    checking_features,
+    inducing_rows,
+    latent_targets,
+    some_rows,
+)
 from vibayes.survey import Survey, ends, first_width, survey
 from vibayes.trainable import Batch, TrainableModel
 
@@ -126,6 +133,11 @@ class Model(TrainableModel):
         return {m.name: m for m in self.network.modules() if isinstance(m, Layer) and m.name is not None}
 
     @property
+    def n_inducing(self) -> int:
+        """How many inducing inputs enter with the data."""
+        return 0 if self.inducing is None else len(self.inducing)
+
+    @property
     def output_layer(self) -> Layer | None:
         """The layer whose rows are the network's output, with nothing done to them, where there is one."""
         return self.layers.get(self._around.output or "")
@@ -206,7 +218,7 @@ class Model(TrainableModel):
 
         def one(zero: Tensor, prepared: Mapping[str, Tensor] | None) -> Any:
             draw = Draw(
-                n_inducing=0 if self.inducing is None else len(self.inducing),
+                n_inducing=self.n_inducing,
                 jitter=self.jitter,
                 zero=zero,
                 joint=joint,
@@ -219,14 +231,8 @@ class Model(TrainableModel):
 
         if n_samples > 1 and marginal and self.exact:  # draws are all the same
             n_samples = 1
-        zeros = self.jitter.new_zeros(n_samples)
-        one_by_one = self.network.training and self._around.noisy_averages  # each draw changes the averages
-        if n_samples == 1 or one_by_one:
-            own = [None if noise is None else {k: t[s] for k, t in noise.items()} for s in range(n_samples)]
-            found = [one(zero, prepared) for zero, prepared in zip(zeros, own, strict=True)]
-            return torch.utils._pytree.tree_map(lambda *t: t[0][None] if len(t) == 1 else torch.stack(t), *found)
-        in_dims = (0, None if noise is None else 0)
-        return torch.func.vmap(one, in_dims, randomness="different", chunk_size=at_once)(zeros, noise)
+        apart = self.network.training and self._around.noisy_averages  # each draw changes the averages
+        return each_draw(one, self.jitter.new_zeros(n_samples), noise, apart=apart, at_once=at_once)
 
     # -- the bound ----------------------------------------------------------------------------------------------
 
@@ -295,7 +301,7 @@ class Model(TrainableModel):
             first.posterior.to_units(self.units, first)
         x, y = some_rows(batch)
         draw = Draw(
-            n_inducing=0 if self.inducing is None else len(self.inducing),
+            n_inducing=self.n_inducing,
             jitter=self.jitter,
             zero=self.jitter.new_zeros(()),
             initializing=True,
@@ -304,15 +310,10 @@ class Model(TrainableModel):
         with keeping_averages(self.network), checking_features(entry, first, x), catching_rows(last) as caught:
             mean, _, _ = self._pass(x, draw)
         self._width = mean.shape[1]
-        expected = self.likelihood.latent_features(batch.y.shape[1] if batch.y.ndim == 2 else int(batch.y.max()) + 1)
-        if mean.shape[1] < expected or (batch.y.ndim == 2 and mean.shape[1] != expected):
-            raise ShapeError(
-                f"The network has {mean.shape[1]} outputs, but {type(self.likelihood).__name__} with these targets "
-                f"needs {expected}. Change out_features of the last layer."
-            )
+        check_outputs(self._width, batch.y, self.likelihood)
         if self.inducing is not None and last is not None:
             nearest = torch.cdist(self.inducing.flatten(1), x.flatten(1)).argmin(1)
-            targets = latent_targets(y[nearest], self.likelihood.kind, mean.shape[1])
+            targets = latent_targets(y[nearest], self.likelihood.kind, self._width)
             last.posterior.initialize_targets(targets - last.offset(caught[0][: len(nearest)]))
 
     # -- predictions --------------------------------------------------------------------------------------------
@@ -340,14 +341,13 @@ class Model(TrainableModel):
         rows = self.prepare_inputs(x)
         with evaluating(self.network):
             wide = max(1, rows[0].numel() // 100)  # images take more room than rows of a table
-            n_inducing = 0 if self.inducing is None else len(self.inducing)
             if joint:
                 batch_size = len(rows)
             elif batch_size is None:
                 draws = 1 if self.exact else n_samples
-                batch_size = max(1, _ROWS_PER_PASS // draws // wide, n_inducing)
+                batch_size = max(1, _ROWS_PER_PASS // draws // wide, self.n_inducing)
             # inducing rows go through in every pass and may be the most of it: then draws come a few at a time
-            few = max(1, _ROWS_PER_PASS // wide // n_inducing) if n_inducing >= batch_size else None
+            few = max(1, _ROWS_PER_PASS // wide // self.n_inducing) if self.n_inducing >= batch_size else None
             parts = [self._predict_rows(part, n_samples, joint, few) for part in torch.split(rows, batch_size)]
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 

@@ -12,9 +12,10 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.kernels.deep import check_features
 from vibayes.layers.base import Layer
 from vibayes.layers.batch_norm import BatchNorm
+from vibayes.likelihoods import Likelihood
 from vibayes.trainable import Batch
 
-__all__ = ["catching_rows", "checking_features", "inducing_rows", "latent_targets", "some_rows"]
+__all__ = ["catching_rows", "check_outputs", "checking_features", "inducing_rows", "latent_targets", "some_rows"]
 
 # How many training rows data-dependent starts look at.
 _START_ROWS = 20_000
@@ -76,6 +77,16 @@ def catching_rows(layer: Layer | None) -> Iterator[list[Tensor]]:
     finally:
         if hook is not None:
             hook.remove()
+
+
+def check_outputs(width: int, y: Tensor, likelihood: Likelihood) -> None:
+    """Refuse a network whose outputs are not as many as the likelihood needs for these targets."""
+    needed = likelihood.latent_features(y.shape[1] if y.ndim == 2 else int(y.max()) + 1)
+    if width < needed or (y.ndim == 2 and width != needed):
+        raise ShapeError(
+            f"The network has {width} outputs, but {type(likelihood).__name__} with these targets needs {needed}. "
+            "Change out_features of the last layer."
+        )
 
 
 def latent_targets(y: Tensor, kind: str, width: int) -> Tensor:

@@ -4,8 +4,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from vibayes.kernels.white import White
 from vibayes.layers.base import Layer
+from vibayes.means import ZeroMean
 from vibayes.parameters import Hyperparameter, hyperparameters
+from vibayes.posteriors.natural import NaturalSites
 
 if TYPE_CHECKING:
     from vibayes.model import Model
@@ -18,6 +21,12 @@ def _numbers(value: Tensor) -> str:
     if flat.numel() <= 4:
         return ", ".join(f"{v:.4g}" for v in flat.tolist())
     return f"{flat.min():.4g} to {flat.max():.4g}, median {flat.median():.4g} ({flat.numel()} values)"
+
+
+def _trained(module: nn.Module) -> int:
+    """How many numbers training moves, be it by Adam or by natural gradients."""
+    natural = (b.numel() for m in module.modules() if isinstance(m, NaturalSites) for b in m.buffers())
+    return sum(p.numel() for p in module.parameters() if p.requires_grad) + sum(natural)
 
 
 def describe_values(module: nn.Module) -> list[str]:
@@ -35,23 +44,27 @@ def describe_values(module: nn.Module) -> list[str]:
 
 def describe_layer(layer: Layer) -> list[str]:
     """Lines about one Bayesian layer: what it is, what it approximates, and its hyperparameters."""
-    trained = sum(p.numel() for p in layer.parameters() if p.requires_grad)
+    trained = _trained(layer)
+    options = layer.posterior.extra_repr()
     lines = [
         f"{type(layer).__name__} {layer.in_features} -> {layer.out_features}, "
-        f"posterior {type(layer.posterior).__name__}, {trained:,} parameters to train"
+        f"posterior {type(layer.posterior).__name__}{f'({options})' if options else ''}, "
+        f"{trained:,} parameters to train"
     ]
     for name, child in layer.named_children():
-        if child is layer.posterior or not list(hyperparameters(child)):
+        if child is layer.posterior or isinstance(child, ZeroMean):
             continue
-        kind = "" if isinstance(child, Hyperparameter) else f"{type(child).__name__}, "
-        lines.append(f"  {name}: {kind}{'; '.join(describe_values(child))}")
+        kind = [] if isinstance(child, Hyperparameter | White) else [type(child).__name__]
+        values = "; ".join(describe_values(child))
+        title = "noise" if isinstance(child, White) else name
+        lines.append(f"  {title}: {', '.join([*kind, values] if values else kind)}")
     return lines
 
 
 def describe_model(model: "Model") -> str:
     """The text of `Model.describe`."""
     layers = model.layers
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained = _trained(model)
     lines = [
         f"Model with {len(layers)} Bayesian layer{'s' if len(layers) > 1 else ''}, {trained:,} parameters to train, "
         f"{str(model.dtype).removeprefix('torch.')}"

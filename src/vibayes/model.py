@@ -380,7 +380,7 @@ class Model(TrainableModel):
         >>> gp = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(5))
         >>> print(vb.Model(gp, vb.Gaussian(0.1)).describe())
         Model with 1 Bayesian layer, 43 parameters to train, float32
-        network: GP 2 -> 1, posterior LocalInducing, 42 parameters to train
+        network: GP 2 -> 1, posterior LocalInducing(5, form='whitened'), 42 parameters to train
           kernel: SquaredExponential, lengthscale 1; variance 1
         likelihood: Gaussian, noise 0.1
         """

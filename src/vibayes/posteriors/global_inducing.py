@@ -111,5 +111,5 @@ class GlobalInducing(Posterior):
 
     def extra_repr(self) -> str:
         """The form, for `print(model)`."""
-        start = "" if self.given_log_precision is None else f", log_precision={self.given_log_precision}"
-        return f"precision={self.form!r}{start}"
+        start = self.given_log_precision
+        return f"precision={self.form!r}" + (f", log_precision={start}" if isinstance(start, int | float) else "")

@@ -179,3 +179,8 @@ class LocalInducing(Posterior):
         if q is None:
             return sample_given_pseudo(site, draw, self.pseudo_outputs, *pseudo_precision(self, self.kind))
         return q.sample(site, draw)
+
+    def extra_repr(self) -> str:
+        """Number and form, for `print(model)`."""
+        form = "" if self.form is None else f", form={self.form!r}"
+        return f"{self.n_inducing}{form}" + ("" if self.form == "whitened" else f", precision={self.kind!r}")

@@ -325,6 +325,23 @@ def test_student_t_without_moments() -> None:
     torch.testing.assert_close(cauchy.quantile(0.75), torch.ones(3, 1))
 
 
+@exactness
+def test_mixture_of_different_degrees_of_freedom(exact: bool) -> None:
+    mean = torch.randn(2, N, 1, dtype=torch.float64)
+    variance = None if exact else torch.rand(2, N, 1, dtype=torch.float64)
+    parts = [Prediction(StudentT(df, 0.5).double().predictive(mean, variance)) for df in (1.5, 4.0, 80.0)]
+    mixture = Prediction.mixture_of(parts)
+    y = torch.linspace(-2, 6, N, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(mixture.log_prob(y).exp(), sum(p.log_prob(y).exp() for p in parts) / 3)
+    torch.testing.assert_close(mixture.cdf(y), sum(p.cdf(y) for p in parts) / 3)
+    torch.testing.assert_close(mixture.cdf(mixture.quantile(0.9)), torch.full_like(y, 0.9))
+    torch.testing.assert_close(mixture.mean, parts[0].mean)
+    assert torch.isinf(mixture.variance).all()
+    generator = torch.Generator().manual_seed(0)
+    below = (mixture.sample(20_000, generator) <= y).double().mean(0)
+    torch.testing.assert_close(below, mixture.cdf(y), rtol=0, atol=0.015)
+
+
 @every
 @exactness
 def test_slices_and_joins(name: str, exact: bool) -> None:

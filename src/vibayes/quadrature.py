@@ -171,22 +171,26 @@ def stretched_grid(
 
 
 def log_gamma_grid(
-    shape: float, dtype: torch.dtype, device: torch.device | None = None
-) -> tuple[Float[Tensor, " q"], Float[Tensor, " q"]]:
+    shape: float | Float[Tensor, "*batch"], dtype: torch.dtype, device: torch.device | None = None
+) -> tuple[Float[Tensor, "*batch q"], Float[Tensor, "*batch q"]]:
     r"""Nodes and normalised log weights for `u = log(lambda)`, with `lambda ~ Gamma(shape, rate=shape)`.
 
     Trapezoid rule for the density, proportional to `exp(shape (u - e^u))`. It reaches far to the left, beyond
-    the last 1e-17 of the mass where that is affordable: small `lambda` are the tails of Student's t.
+    the last 1e-17 of the mass where that is affordable: small `lambda` are the tails of Student's t. Several shapes
+    have nodes of their own, as many as the one that needs most of them.
 
     >>> nodes, log_weights = log_gamma_grid(2.0, torch.float64)
     >>> round((log_weights + nodes).exp().sum().item(), 12)  # E[lambda]
     1.0
     """
-    spacing = min(0.25, 0.5 / math.sqrt(shape))
+    shapes = torch.as_tensor(shape, dtype=torch.float64).cpu()
+    spacing = (0.5 / shapes.sqrt()).clamp(max=0.25)
     # to where shape (e^u - 1 - u) passes 40: a parabola near 0, linear on the left, exponential on the right
-    left = 40 / shape + 9 / math.sqrt(shape)
-    left = min(max(left, min(30.0, 200 * spacing)), 4000 * spacing)
-    right = math.log1p(40 / shape + 9 / math.sqrt(shape))
-    nodes = torch.arange(-left, right + spacing, spacing, dtype=torch.float64)
-    log_weights = torch.log_softmax(shape * (nodes - nodes.exp()), 0)
+    reach = 40 / shapes + 9 / shapes.sqrt()
+    left = torch.minimum(torch.maximum(reach, (200 * spacing).clamp(max=30.0)), 4000 * spacing)
+    width = left + reach.log1p()
+    count = int((width / spacing).max().ceil()) + 1
+    steps = torch.linspace(0.0, 1.0, count, dtype=torch.float64)
+    nodes = width[..., None] * steps - left[..., None]
+    log_weights = torch.log_softmax(shapes[..., None] * (nodes - nodes.exp()), -1)
     return nodes.to(device, dtype), log_weights.to(device, dtype)

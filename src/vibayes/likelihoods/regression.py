@@ -153,7 +153,7 @@ class StudentT(_RealTargets):
 
     def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
         exact = variance is None
-        df, scale = float(self.df.value), _frozen(self.scale, mean)
+        df, scale = self.df.value.detach().double().to(mean.device).reshape(1, 1, 1), _frozen(self.scale, mean)
         return StudentTMixture(log_weights, mean, _or_zero(variance, mean), df, scale, exact)
 
 

@@ -46,7 +46,7 @@ class ContinuousMixture(Mixture):
 
     @abstractmethod
     def location_scale(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Location and scale, broadcastable to `[S, Q, N, P]`, and the log weights of the nodes, `[Q]`."""
+        """Location and scale, broadcastable to `[S, Q, N, P]`, and the nodes' log weights, `[Q]` or `[S, Q]`."""
 
     @abstractmethod
     def _standard_log_prob(self, z: Tensor) -> Tensor: ...
@@ -62,7 +62,7 @@ class ContinuousMixture(Mixture):
         """`log p(y | draw)`, summed over targets."""
         loc, scale, log_nodes = self._components
         log_density = self._standard_log_prob((y - loc) / scale) - scale.log()  # [S, Q, N, P]
-        return torch.logsumexp(log_density + log_nodes[:, None, None], 1).sum(-1)
+        return torch.logsumexp(log_density + log_nodes[..., None, None], 1).sum(-1)
 
     def cdf(self, y: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
         """Distribution function of each target, marginally."""
@@ -201,7 +201,7 @@ class HeteroscedasticMixture(ContinuousMixture):
 
 @dataclass(frozen=True, eq=False)
 class StudentTMixture(ContinuousMixture):
-    r"""`y | f ~ f + scale * t(df)`; `scale` broadcasts to `[S, N, P]` and has one row.
+    r"""`y | f ~ f + scale * t(df)`; `scale` and `df` broadcast to `[S, N, P]` and have one row.
 
     Exact draws keep Student's t. Where the function has a variance, the t is written as Gaussians of random
     precision, `t = N(0, 1 / lambda)` with `lambda ~ Gamma(df / 2, df / 2)`: the function is then integrated
@@ -209,46 +209,48 @@ class StudentTMixture(ContinuousMixture):
     (Beyond about 10^5 scales from the function those Gaussians fall off faster than the t.)
     """
 
-    df: float
+    df: Float[Tensor, "#s 1 1"]  # float64, whatever the dtype of the function
     scale: Float[Tensor, "#s 1 #p"]
     exact: bool
 
     @property
     def n_nodes(self) -> int:
         """Q, the number of nodes for the precision."""
-        return 1 if self.exact else len(log_gamma_grid(0.5 * self.df, torch.float64)[0])
+        return 1 if self.exact else log_gamma_grid(0.5 * self.df[:, 0, 0], torch.float64)[0].shape[-1]
 
     def location_scale(self) -> tuple[Tensor, Tensor, Tensor]:
         """The same location for all nodes of a draw, one scale for each."""
         scale = self.scale.expand_as(self.mean)[:, None]
         if self.exact:
             return self.mean[:, None], scale, self.mean.new_zeros(1)
-        log_precision, log_nodes = log_gamma_grid(0.5 * self.df, self.dtype, self.device)
+        log_precision, log_nodes = log_gamma_grid(0.5 * self.df[:, 0, 0], self.dtype, self.device)  # [S, Q] or [1, Q]
         most = 0.9 * math.log(torch.finfo(self.dtype).max)  # the farthest nodes of a small df lie beyond the dtype
-        noise = scale * (-0.5 * log_precision).clamp(max=most).exp()[:, None, None]  # [S, Q, N, P]
+        noise = scale * (-0.5 * log_precision).clamp(max=most).exp()[..., None, None]  # [S, Q, N, P]
         return self.mean[:, None], torch.hypot(standard_deviation(self.variance)[:, None], noise), log_nodes
 
     def _standard_log_prob(self, z: Tensor) -> Tensor:
         if not self.exact:
             return _log_normal(z)
-        half = torch.tensor(0.5 * self.df, dtype=torch.float64)
-        constant = float(lgamma_half_step(half)) - 0.5 * math.log(math.pi * self.df)
-        return constant - 0.5 * (self.df + 1) * torch.log1p(z.square() / self.df)
+        df = self.df[:, None]
+        constant = lgamma_half_step(0.5 * df) - 0.5 * (math.pi * df).log()
+        df, constant = df.to(z.dtype), constant.to(z.dtype)
+        return constant - 0.5 * (df + 1) * torch.log1p(z.square() / df)
 
     def _standard_cdf(self, z: Tensor) -> Tensor:
-        return student_t_cdf(z, torch.tensor(self.df, dtype=torch.float64, device=z.device)) if self.exact else ndtr(z)
+        return student_t_cdf(z, self.df[:, None]) if self.exact else ndtr(z)
 
     def moments(self) -> Moments:
         """First two moments given each draw: no mean (NaN) for df <= 1, infinite variance for df <= 2."""
-        factor = self.df / (self.df - 2) if self.df > 2 else math.inf
-        mean = self.mean if self.df > 1 else torch.full_like(self.mean, math.nan)
+        df = self.df.to(self.dtype)
+        factor = torch.where(df > 2, df / (df - 2), math.inf)
+        mean = torch.where(df > 1, self.mean, math.nan)
         return Moments(mean, self.variance, (factor * self.scale.square()).expand_as(mean))
 
     def sample(self, draws: Tensor, generator: torch.Generator | None) -> Tensor:
         """Targets of all rows, one set from each of the named draws."""
         mean = self.mean[draws]
         f = mean + standard_deviation(self.variance[draws]) * standard_normal(mean, generator)
-        shape = torch.full_like(f, 0.5 * self.df)
+        shape = (0.5 * self.df).to(self.dtype).expand_as(self.mean)[draws]
         precision = torch._standard_gamma(shape, generator=generator) / shape
         return f + self.scale.expand_as(self.mean)[draws] * standard_normal(f, generator) / precision.sqrt()
 

@@ -525,6 +525,26 @@ def test_rows_by_scalars_of_any_kind_and_no_rows() -> None:
     assert empty.quantile([0.1, 0.9]).shape == (2, 0, 1)
 
 
+def test_rows_by_lists_masks_and_steps() -> None:
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))
+    gp.condition([[0.0], [1.0]], [0.0, 1.0])
+    prediction = gp.predict([[0.0], [0.5], [1.5]], joint=True)
+    for index, rows in (
+        (slice(None, None, -1), [2, 1, 0]),
+        ([], []),
+        ([-1, 0], [2, 0]),
+        ([True, False, True], [0, 2]),
+        (np.array([False, True, True]), [1, 2]),
+        (torch.tensor([True, False, False]), [0]),
+    ):
+        some = prediction[index]
+        torch.testing.assert_close(some.mean, prediction.mean[rows], rtol=0, atol=0)
+        torch.testing.assert_close(some.covariance, prediction.covariance[:, rows][:, :, rows], rtol=0, atol=0)
+    for wrong in ([3], [True, False], [0.5]):
+        with pytest.raises(IndexError):
+            prediction[wrong]
+
+
 def test_cdf_of_pandas_and_lists() -> None:
     pandas = pytest.importorskip("pandas")
     prediction = _prediction("gaussian")

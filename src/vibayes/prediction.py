@@ -99,8 +99,9 @@ class Prediction:
             if not -len(self) <= row < len(self):
                 raise IndexError(f"Row {row} of a prediction of {len(self)} rows.")
             index = slice(row % len(self), row % len(self) + 1)
-        elif not isinstance(index, slice):
-            index = torch.as_tensor(index, device=self.mixture.device)
+        else:  # numpy's rules: torch has no steps backwards, and takes an empty list for one of floats
+            at = index.cpu().numpy() if isinstance(index, Tensor) else index
+            index = torch.tensor(np.arange(len(self))[at].tolist(), dtype=torch.long, device=self.mixture.device)
         covariance = self._covariance
         if covariance is not None:
             covariance = covariance[:, index][:, :, index]

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError, ShapeError
 from vibayes.parameters import Real
 
@@ -59,7 +60,7 @@ class ConstantMean(Mean):
 
     def __init__(self, value: float | Tensor | Real = 0.0, learn: bool = True, out_features: int = 1) -> None:
         super().__init__()
-        _check_width("out_features", out_features)
+        out_features = check_count(out_features, "out_features")
         if not isinstance(value, Real):
             tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
             value = Real(tensor.expand(out_features) if tensor.numel() == 1 else tensor, learn=learn)
@@ -131,8 +132,7 @@ class LinearMean(Mean):
         self, in_features: int, out_features: int, learn: bool = False, *, weight: Tensor | None = None
     ) -> None:
         super().__init__()
-        _check_width("in_features", in_features)
-        _check_width("out_features", out_features)
+        in_features, out_features = check_count(in_features, "in_features"), check_count(out_features, "out_features")
         if weight is not None and tuple(weight.shape) != (in_features, out_features):
             raise ShapeError(f"weight must have shape [{in_features}, {out_features}], got {list(weight.shape)}.")
         self.in_features = in_features
@@ -169,8 +169,3 @@ class LinearMean(Mean):
         directions = torch.linalg.eigh(covariance).eigenvectors.flip(-1)[:, : self.out_features]
         largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
         self.weight.set(directions * largest.sign())
-
-
-def _check_width(name: str, width: int) -> None:
-    if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-        raise ConfigurationError(f"{name} must be a positive whole number, got {width!r}.")

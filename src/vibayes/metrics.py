@@ -28,7 +28,8 @@ from vibayes._metrics import (
     targets_like,
     tensor_or_prediction,
 )
-from vibayes.errors import ConfigurationError, DataError, ShapeError
+from vibayes.data import check_count
+from vibayes.errors import DataError, ShapeError
 
 __all__ = [
     "CalibrationCurve",
@@ -263,8 +264,7 @@ def calibration_curve(prediction: Predictive | Tensor, y: Tensor, bins: int = 20
     >>> curve.confidence[1].item(), curve.accuracy[1].item(), curve.count.tolist()
     (0.875, 0.5, [0, 2])
     """
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ConfigurationError(f"bins must be a positive whole number, got {bins!r}.")
+    bins = check_count(bins, "bins")
     given, labels = probabilities_and_labels(prediction, y)
     probs = given.double()
     confidence, predicted = probs.max(-1)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vibayes.data import check_count
 from vibayes.errors import ConfigurationError
 
 __all__ = [
@@ -64,10 +65,10 @@ class GaussHermite(nn.Module):
 
     def __init__(self, n: int = 20) -> None:
         super().__init__()
-        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= 200:
+        self.n = check_count(n, "The number of quadrature nodes")
+        if self.n > 200:
             raise ConfigurationError(f"The number of quadrature nodes must be between 1 and 200, got {n!r}.")
-        self.n = n
-        nodes, log_weights = _hermite(n)
+        nodes, log_weights = _hermite(self.n)
         self.register_buffer("nodes", torch.tensor(nodes), persistent=False)
         self.register_buffer("log_weights", torch.tensor(log_weights), persistent=False)
 

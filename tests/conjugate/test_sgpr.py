@@ -97,7 +97,8 @@ def test_coinciding_inducing_inputs_without_jitter_are_an_error_with_advice() ->
 
 
 def test_refusals() -> None:
-    with pytest.raises(vb.ConfigurationError, match="positive"):
-        SGPR(vb.SquaredExponential(1), vb.Gaussian(), 0)
+    for wrong in (0, 5.0, True):
+        with pytest.raises(vb.ConfigurationError, match="number of inducing inputs must be at least 1"):
+            SGPR(vb.SquaredExponential(1), vb.Gaussian(), wrong)
     with pytest.raises(vb.ShapeError, match="inducing"):
         SGPR(vb.SquaredExponential(2), vb.Gaussian(), torch.randn(5, 1))

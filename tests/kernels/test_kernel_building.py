@@ -34,6 +34,19 @@ def test_all_names_are_exported() -> None:
     assert all(hasattr(kernels, name) for name in kernels.__all__)
 
 
+def test_whole_numbers_of_numpy_and_torch() -> None:
+    three, chosen = np.int64(3), np.flatnonzero([True, False, True])
+    x = torch.randn(4, 3)
+    expected = ActiveDimensions(SquaredExponential(2), [0, 2], 3) + Polynomial(3, 2)
+    for columns in (chosen, torch.from_numpy(chosen), range(0, 3, 2)):
+        kernel = ActiveDimensions(SquaredExponential(np.int64(2)), columns, three) + Polynomial(three, np.int64(2))
+        torch.testing.assert_close(kernel(x), expected(x), rtol=0, atol=0)
+    assert vb.SGPR(SquaredExponential(three), vb.Gaussian(), np.int64(5)).inducing.shape == (5, 3)
+    assert vb.LinearMean(three, np.int64(1))(x).shape == (4, 1)
+    with pytest.raises(ConfigurationError, match="from 0 to 2"):
+        ActiveDimensions(SquaredExponential(2), np.array([True, False]), 3)
+
+
 def test_arguments_become_positive_modules() -> None:
     shared = Positive(0.3, prior=LogNormal(0.0, 1.0))
     kernel = RationalQuadratic(2, lengthscale=shared, alpha=torch.tensor(2.0), variance=3)

@@ -1,12 +1,13 @@
 """Feature maps for linear regression."""
 
+import numbers
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vibayes.data import Units, as_tensor
+from vibayes.data import Units, as_tensor, check_count
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.parameters import Positive
 
@@ -78,11 +79,12 @@ class PolynomialFeatures(nn.Module):
 
     def __init__(self, degree: int, in_features: int = 1) -> None:
         super().__init__()
-        if isinstance(degree, bool) or not isinstance(degree, int) or degree < 0:
+        given: Any = degree
+        if isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < 0:
             raise ConfigurationError(f"degree must be a whole number from 0 on, got {degree!r}.")
-        self.degree = degree
-        self.in_features = in_features
-        self.n_features = 1 + in_features * degree
+        self.degree = int(given)
+        self.in_features = check_count(in_features, "in_features")
+        self.n_features = 1 + self.in_features * self.degree
 
     def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n w"]:
         """The powers of the rows."""

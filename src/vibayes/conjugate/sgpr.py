@@ -1,5 +1,6 @@
 """Sparse Gaussian process regression with Titsias's collapsed bound."""
 
+import numbers
 from typing import Any
 
 import torch
@@ -9,8 +10,7 @@ from torch import Tensor, nn
 from vibayes import linalg
 from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, counted_rows, optimal_gaussian, project
 from vibayes.conjugate.exact_gp import check_kernel
-from vibayes.data import as_rows
-from vibayes.errors import ConfigurationError
+from vibayes.data import as_rows, check_count
 from vibayes.inducing import choose_inducing
 from vibayes.kernels.base import Kernel
 from vibayes.kernels.deep import check_features
@@ -70,10 +70,8 @@ class SGPR(ConjugateModel):
         self.mean = ZeroMean() if mean is None else mean
         self.row_shape = (kernel.in_features,)
         self._given: Tensor | None = None
-        if isinstance(inducing, int) and not isinstance(inducing, bool):
-            if inducing < 1:
-                raise ConfigurationError(f"The number of inducing inputs must be positive, got {inducing}.")
-            start = torch.randn(inducing, kernel.on_features.in_features)
+        if isinstance(inducing, numbers.Number):
+            start = torch.randn(check_count(inducing, "The number of inducing inputs"), kernel.on_features.in_features)
         else:
             self._given = as_rows(inducing, "inducing", shape=self.row_shape).clone()
             with evaluating(kernel):  # averages of BatchNorm are not for rows in user units

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from vibayes.data import check_count
 from vibayes.draw import fits
 from vibayes.errors import ConfigurationError, ShapeError
 
@@ -61,9 +62,7 @@ class Kernel(nn.Module, ABC):
 
     def __init__(self, in_features: int) -> None:
         super().__init__()
-        if not isinstance(in_features, int) or isinstance(in_features, bool) or in_features < 1:
-            raise ConfigurationError(f"in_features must be a positive whole number, got {in_features!r}.")
-        self.in_features = in_features
+        self.in_features = check_count(in_features, "in_features")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to hide a method: a kernel with an attribute `features` would silently be another one."""

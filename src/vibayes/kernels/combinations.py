@@ -4,6 +4,7 @@ import functools
 import numbers
 import operator
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -140,15 +141,15 @@ class ActiveDimensions(Kernel):
     kernel: Kernel
     _columns: Tensor
 
-    def __init__(self, kernel: Kernel, dimensions: Sequence[int], in_features: int) -> None:
+    def __init__(self, kernel: Kernel, dimensions: Sequence[int] | Tensor, in_features: int) -> None:
         super().__init__(in_features)
-        self.dimensions = tuple(dimensions)
-        if any(not isinstance(d, int) or isinstance(d, bool) for d in self.dimensions) or not all(
-            0 <= d < in_features for d in self.dimensions
+        given: list[Any] = dimensions.tolist() if isinstance(dimensions, Tensor) else list(dimensions)
+        if any(
+            isinstance(d, bool) or not isinstance(d, numbers.Integral) or not 0 <= int(d) < self.in_features
+            for d in given
         ):
-            raise ConfigurationError(
-                f"dimensions must be whole numbers from 0 to {in_features - 1}, got {list(self.dimensions)}."
-            )
+            raise ConfigurationError(f"dimensions must be whole numbers from 0 to {self.in_features - 1}, got {given}.")
+        self.dimensions = tuple(int(d) for d in given)
         if len(set(self.dimensions)) < len(self.dimensions):
             raise ConfigurationError(f"dimensions must differ, got {list(self.dimensions)}.")
         if _is_kernel(kernel, "ActiveDimensions").in_features != len(self.dimensions):
@@ -158,7 +159,7 @@ class ActiveDimensions(Kernel):
             )
         self.kernel = kernel
         # With all columns chosen their order makes no difference to distances and inner products.
-        self.depends_on = kernel.depends_on if len(self.dimensions) == in_features else "inputs"
+        self.depends_on = kernel.depends_on if len(self.dimensions) == self.in_features else "inputs"
         self.register_buffer("_columns", torch.tensor(self.dimensions), persistent=False)
 
     def _matrix(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None) -> Float[Tensor, "n m"]:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vibayes.data import check_count
 from vibayes.errors import ConfigurationError
 from vibayes.kernels.base import Kernel
 from vibayes.parameters import Positive, positive
@@ -106,9 +107,7 @@ class Polynomial(Kernel):
         offset: float | Tensor | Positive = 1.0,
     ) -> None:
         super().__init__(in_features)
-        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-            raise ConfigurationError(f"degree must be a positive whole number, got {degree!r}.")
-        self.degree = degree
+        self.degree = check_count(degree, "degree")
         self.variance = positive(variance)
         self.offset = positive(offset)
 

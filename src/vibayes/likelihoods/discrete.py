@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.likelihoods.base import Likelihood
 from vibayes.likelihoods.discrete_mixtures import (
@@ -110,9 +111,7 @@ class Categorical(Likelihood):
 
     def __init__(self, *, n_latent_noise: int = 10) -> None:
         super().__init__()
-        if not isinstance(n_latent_noise, int) or isinstance(n_latent_noise, bool) or n_latent_noise < 1:
-            raise ConfigurationError(f"n_latent_noise must be a positive whole number, got {n_latent_noise!r}.")
-        self._n_latent_noise = n_latent_noise
+        self._n_latent_noise = check_count(n_latent_noise, "n_latent_noise")
 
     @property
     def n_latent_noise(self) -> int:

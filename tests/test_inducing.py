@@ -285,3 +285,13 @@ def test_greedy_needs_a_kernel_and_plain_rows():
         choose_inducing(torch.rand(5, 1, 4, 4), 2, "greedy", SquaredExponential())
     with pytest.raises(DataError, match="variances"):
         choose_inducing(torch.randn(5, 2), 2, "greedy", SquaredExponential(math.nan))
+
+
+def test_kmeans_has_no_repetitions_where_rows_do() -> None:
+    x = torch.tensor([[2.0, 1.0], [0.0, 3.0], [2.0, 1.0], [0.0, 3.0]])
+    for n in (3, 4, 6):
+        points = choose_inducing(x, n)
+        assert points.shape == (n, 2)
+        assert len(points.unique(dim=0)) == n
+    torch.testing.assert_close(choose_inducing(x, 4)[:2], x[:2], rtol=0, atol=0)
+    torch.testing.assert_close(choose_inducing(x, 4, "first"), x, rtol=0, atol=0)

@@ -69,7 +69,7 @@ def choose_inducing(x: Tensor, n: int, method: str = "kmeans", kernel: _Kernel |
     # A generator on the CPU, whatever the device of x, gives the same points everywhere.
     generator = torch.Generator().manual_seed(seed)
     if n >= len(x):
-        return _extend(x, n, generator)
+        return _extend(_distinct(x) if method == "kmeans" else x, n, generator)
     if method == "first":
         return x[:n].clone()
     if method == "random":
@@ -95,6 +95,13 @@ def _check_options(n: Any, method: Any, kernel: Any) -> None:
 
 def _random_indices(total: int, n: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(total, generator=generator)[:n]
+
+
+def _distinct(rows: Tensor) -> Tensor:
+    """The rows without repetitions, in their order."""
+    which = torch.unique(rows.flatten(1), dim=0, return_inverse=True)[1].tolist()
+    first = {number: row for row, number in reversed(list(enumerate(which)))}
+    return rows[sorted(first.values())]
 
 
 def _extend(rows: Tensor, n: int, generator: torch.Generator) -> Tensor:

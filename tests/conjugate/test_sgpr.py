@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vibayes as vb
-from vibayes.conjugate import SGPR
+from vibayes.conjugate import SGPR, ExactGP
 
 
 def data(n: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,3 +102,21 @@ def test_refusals() -> None:
             SGPR(vb.SquaredExponential(1), vb.Gaussian(), wrong)
     with pytest.raises(vb.ShapeError, match="inducing"):
         SGPR(vb.SquaredExponential(2), vb.Gaussian(), torch.randn(5, 1))
+
+
+@pytest.mark.parametrize("rough", ["matern", "steps"])
+def test_rough_kernels_in_float32(rough: str) -> None:
+    """At rows that are inducing inputs too, where such kernels have a kink and float32 sees a distance."""
+    x = torch.rand(200, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 10 - 5
+    y = torch.sin(2 * x[:, 0])
+    found = []
+    kernel = vb.Matern12(1, lengthscale=0.1) if rough == "matern" else vb.ArcCosine(1, order=0, bias=1.0)
+    sparse, exact = SGPR(kernel, vb.Gaussian(0.01), x[::2]), ExactGP(kernel, vb.Gaussian(0.01))
+    for dtype in (torch.float64, torch.float32):
+        sparse.to(dtype)
+        exact.to(dtype)
+        sparse.condition(x, y)
+        evidence = exact.log_marginal_likelihood(x, y)
+        found.append((sparse.elbo(x, y).value.double(), evidence.double(), sparse.predict(x).epistemic.double()))
+    for wide, narrow in zip(*found, strict=True):
+        torch.testing.assert_close(narrow, wide, rtol=1e-3, atol=1e-6)

@@ -190,6 +190,9 @@ class ArcCosine(Kernel):
         return unit, norms
 
     def _matrix(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None) -> Float[Tensor, "n m"]:
+        dtype = x.dtype
+        if self.order == 0:  # small angles are roots of rounding errors, and float32 has too large ones
+            x, z = x.double(), None if z is None else z.double()
         u, u_norms = self._directions(x)
         v, v_norms = (u, u_norms) if z is None else self._directions(z)
         cosine = _inner_products(u, None if z is None else v)  # [N, M]
@@ -199,7 +202,7 @@ class ArcCosine(Kernel):
         sine = (1.0 - cosine.square()).clamp_min(_TINY).sqrt()
         theta = torch.atan2(sine, cosine)
         if self.order == 0:
-            return self.variance.value * (1.0 - theta / math.pi)
+            return self.variance.value * (1.0 - theta / math.pi).to(dtype)
         shape = torch.addcmul(sine, math.pi - theta, cosine)
         root = (self.variance.value / math.pi).sqrt()  # in both factors, to keep the product symmetric
         return (root * u_norms) * (root * v_norms).mT * shape

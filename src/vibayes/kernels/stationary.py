@@ -87,7 +87,8 @@ class Matern12(_Stationary):
     `k(x, z) = variance * exp(-r)`, `r = sqrt(sum_d (x_d - z_d)^2 / lengthscale_d^2)`
 
     It has no derivative where rows coincide; its gradient there is taken as zero. Rows that coincide in two
-    *different* sets come out as `r` of about `sqrt(eps) |x| / lengthscale` instead of zero.
+    *different* sets come out as `r` of about `1e-8 |x| / lengthscale` instead of zero: distances are computed in
+    float64 whatever the dtype, since the error of float32 would be as large as the noise of many models.
 
     Args:
         in_features: the width of the rows.
@@ -100,8 +101,8 @@ class Matern12(_Stationary):
     """
 
     def _matrix(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"] | None) -> Float[Tensor, "n m"]:
-        r, _ = self._distance(x, z, 1.0)
-        return (self.variance.log - r).exp()
+        r, _ = self._distance(x.double(), None if z is None else z.double(), 1.0)
+        return (self.variance.log - r.to(x.dtype)).exp()
 
 
 class Matern32(_Stationary):

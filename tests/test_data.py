@@ -2,6 +2,7 @@
 
 import logging
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -256,3 +257,62 @@ def test_missing_values_of_pandas_are_nan() -> None:
     frame = pd.DataFrame({"a": pd.array([1, None], dtype="Int64"), "b": [0.5, 1.5]})
     with pytest.raises(vb.DataError, match=r"x has 1 value.*NaN, in row 1, column 0"):
         as_rows(frame, "x")
+
+
+SECONDS = 1_600_000_000 + np.arange(60)  # times, of which float32 holds every 128th
+HIGH = 1e6 + np.sin(np.arange(60) / 8)
+FAR = {
+    "exact": lambda: vb.ExactGP(vb.SquaredExponential(2, lengthscale=0.3), vb.Gaussian(0.01), standardize="both"),
+    "sparse": lambda: vb.SGPR(vb.SquaredExponential(2), vb.Gaussian(0.01), far_rows()[::6], standardize="both"),
+    "local": lambda: vb.Model(
+        vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(10, inputs=far_rows()[::6])),
+        vb.Gaussian(0.01),
+        standardize="both",
+    ),
+    "global": lambda: vb.Model(
+        vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.GlobalInducing()),
+        vb.Gaussian(0.01),
+        inducing=far_rows()[::6],
+        standardize="both",
+    ),
+}
+
+
+def far_rows() -> np.ndarray:
+    """Times, and a constant that float32 does not hold."""
+    return np.stack([SECONDS, np.full(60, 123_456_789)], 1)
+
+
+@pytest.mark.parametrize("name", FAR)
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_columns_far_from_zero_are_standardised_with_all_digits(name: str, dtype: type) -> None:
+    x, batches, inducing = far_rows().astype(dtype), [], []
+    for precision in (torch.float64, torch.float32):
+        model = FAR[name]().to(precision)
+        model.initialize(x, HIGH)
+        batches.append(model.prepare(x, HIGH))
+        torch.testing.assert_close(model.prepare_inputs(x), batches[-1].x, rtol=0, atol=0)
+        assert model.units.x_mean.dtype == torch.float64
+        inducing += [p.detach() for k, p in model.named_parameters() if k.endswith(("inducing", "posterior.inputs"))]
+    wide, narrow = batches
+    assert narrow.x.dtype == narrow.y.dtype == torch.float32
+    torch.testing.assert_close(narrow.x.double(), wide.x, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(narrow.y.double(), wide.y, rtol=1e-6, atol=1e-6)
+    assert bool((narrow.x[:, 1] == 0).all())
+    if inducing:
+        torch.testing.assert_close(inducing[1].double(), inducing[0], rtol=1e-6, atol=1e-6)
+
+
+def test_predictions_far_from_zero_in_float32(tmp_path: Path) -> None:
+    x, found = far_rows(), []
+    for precision in (torch.float64, torch.float32):
+        model = FAR["exact"]().to(precision)
+        model.condition(x, HIGH)
+        model.save(tmp_path / str(precision))
+        loaded = vb.load(tmp_path / str(precision))
+        for each in (model, loaded, model.double().to(precision)):
+            prediction = each.predict(x)
+            assert prediction.mean.dtype == precision
+            found.append(prediction.log_prob(HIGH).double())
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-3, atol=1e-3)

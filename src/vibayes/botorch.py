@@ -197,7 +197,7 @@ class BoTorchModel(_BoTorchModel):
         if type(likelihood) is not Gaussian:
             raise ConfigurationError(f"observation_noise=True needs Gaussian noise, got {type(likelihood).__name__}.")
         variance = likelihood.noise.value.detach().reshape(-1)
-        return variance * units.y_scale.square().reshape(-1) if units.of_targets else variance
+        return variance * units.y_scale.to(variance.dtype).square().reshape(-1) if units.of_targets else variance
 
     def _gaussian(self, X: Tensor, output: int, noisy: bool) -> Any:
         """The exact posterior of one target."""

@@ -3,7 +3,8 @@
 import logging
 import math
 import numbers
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "as_weights",
     "check_count",
     "check_finite",
+    "has_many_digits",
 ]
 
 logger = logging.getLogger("vibayes")
@@ -95,6 +97,7 @@ def as_rows(
     shape: tuple[int, ...] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
+    all_digits: bool = False,
 ) -> Tensor:
     """Checked input rows `[N, ...]` of a floating dtype.
 
@@ -104,6 +107,7 @@ def as_rows(
         shape: the shape each row must have, when known.
         dtype: the dtype to cast to (the default dtype when None).
         device: the device to put it on.
+        all_digits: give back float64, whatever the dtype, where values have more digits than float32: to standardise.
 
     >>> as_rows([[1, 2], [3, 4]], dtype=torch.float64).dtype
     torch.float64
@@ -121,9 +125,14 @@ def as_rows(
             f"{what} must have rows of shape {list(shape)}, as the model was built or fitted with; "
             f"got rows of shape {list(tensor.shape[1:])}. Pass the same columns in the same order."
         )
-    tensor = tensor.to(dtype or torch.get_default_dtype())
-    check_finite(tensor, what)
-    return tensor
+    cast = tensor.to(dtype or torch.get_default_dtype())
+    check_finite(cast, what)
+    return tensor.double() if all_digits and has_many_digits(tensor) else cast
+
+
+def has_many_digits(tensor: Tensor) -> bool:
+    """Whether numbers of this dtype may have more digits than float32 holds."""
+    return tensor.dtype.itemsize >= (8 if tensor.is_floating_point() else 4)
 
 
 def as_weights(values: Any, n: int, *, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
@@ -142,7 +151,8 @@ class Units(nn.Module):
 
     Statistics are per column, and per channel of images `[C, H, W]`. They are buffers of the shape of a row, so they
     are saved with the model and stacked over replicas. A constant column or channel is mapped to zero, and said so
-    once.
+    once. Statistics stay float64 in a model of float32, and rows of float64 are standardised in it: columns far from
+    zero against their spread, such as seconds since 1970, lose their digits only afterwards.
 
     Args:
         standardize: `None`, `"inputs"`, `"targets"` or `"both"`.
@@ -159,7 +169,16 @@ class Units(nn.Module):
             raise ConfigurationError(f"standardize must be one of {STANDARDIZE}, got {standardize!r}.")
         self.standardize = standardize
         for name, start in (("x_mean", 0.0), ("x_scale", 1.0), ("y_mean", 0.0), ("y_scale", 1.0)):
-            self.register_buffer(name, torch.tensor(start))
+            self.register_buffer(name, torch.tensor(start, dtype=torch.float64))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = {name: buffer for name, buffer in self.named_buffers() if not buffer.is_meta}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in kept.items():  # to another device, but not to another dtype
+            moved: Tensor = getattr(self, name)
+            if not moved.is_meta:
+                setattr(self, name, buffer.to(moved.device))
+        return self
 
     @property
     def of_inputs(self) -> bool:
@@ -175,21 +194,21 @@ class Units(nn.Module):
     def learn(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
         """Take the statistics from training rows; a row of weight `w` counts as `w` rows."""
         if self.of_inputs:
-            self.x_mean, self.x_scale = _statistics(x, "input", weights)
+            self.x_mean, self.x_scale = (t.double() for t in _statistics(x, "input", weights))
         if self.of_targets:
-            self.y_mean, self.y_scale = _statistics(y, "target", weights)
+            self.y_mean, self.y_scale = (t.double() for t in _statistics(y, "target", weights))
 
     def inputs(self, x: Tensor) -> Tensor:
-        """User inputs in the model's units."""
-        return (x - self.x_mean) / self.x_scale if self.of_inputs else x
+        """User inputs in the model's units, computed in their dtype."""
+        return (x - self.x_mean.to(x.dtype)) / self.x_scale.to(x.dtype) if self.of_inputs else x
 
     def targets(self, y: Tensor) -> Tensor:
         """User targets in the model's units."""
-        return (y - self.y_mean) / self.y_scale if self.of_targets else y
+        return (y - self.y_mean.to(y.dtype)) / self.y_scale.to(y.dtype) if self.of_targets else y
 
     def outputs(self, f: Tensor) -> Tensor:
         """Function values of the model in user units."""
-        return f * self.y_scale + self.y_mean if self.of_targets else f
+        return f * self.y_scale.to(f.dtype) + self.y_mean.to(f.dtype) if self.of_targets else f
 
     def log_jacobian(self) -> Tensor:
         """`sum_p log scale_p`: what one row's log density loses on the way to user units."""

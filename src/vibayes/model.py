@@ -80,10 +80,12 @@ class Model(TrainableModel):
         first, last = ends(self.network)
         if isinstance(first, Layer):
             self.row_shape = first.row_shape
-        given = None if inducing is None else nn.Parameter(inducing_rows(inducing, network, first))
+        given: nn.Parameter | None = None
+        if inducing is not None:
+            self._given_inducing = inducing_rows(inducing, network, first)
+            given = nn.Parameter(self._given_inducing.to(torch.get_default_dtype(), copy=True))
+            self.row_shape = tuple(given.shape[1:])
         self.inducing = given
-        if given is not None:
-            self._given_inducing, self.row_shape = given.detach().clone(), tuple(given.shape[1:])
         # until rows have shown what the network does, its last module is taken for the last layer
         around = Survey(next((name for name, layer in layers if layer is last), None))
         if given is not None:
@@ -296,7 +298,7 @@ class Model(TrainableModel):
     def _start(self, batch: Batch) -> None:
         first, _ = ends(self.network)
         if self.inducing is not None:
-            self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing)))
+            self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing.device)))
         if isinstance(first, Layer):
             first.posterior.to_units(self.units, first)
         x, y = some_rows(batch)

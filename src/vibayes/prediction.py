@@ -174,8 +174,8 @@ class Prediction:
             epistemic = rows.over_draws(given.latent_variance + (given.mean - mean).square())
             parts.append((mean, epistemic, rows.over_draws(given.noise_variance)))
         mean, epistemic, aleatoric = (torch.cat(piece) for piece in zip(*parts, strict=True))
-        square = self._scale.square()
-        return self._loc + self._scale * mean, square * epistemic, square * aleatoric
+        square = self._scale.to(mean.dtype).square()
+        return self._in_units(mean), square * epistemic, square * aleatoric
 
     @property
     def mean(self) -> Tensor:
@@ -209,7 +209,7 @@ class Prediction:
             raise ConfigurationError(
                 "This prediction has no covariances between rows. Call predict(x, joint=True) for them."
             )
-        return self._covariance * self._scale.square()[:, None, None]
+        return self._covariance * self._scale.to(self._covariance.dtype).square()[:, None, None]
 
     # ---- distribution
 
@@ -223,12 +223,12 @@ class Prediction:
         if len(y) != len(self):
             raise ShapeError(f"Expected targets of {len(self)} rows, got {len(y)}.")
         if self.kind != "classes":
-            y = ((y - self._loc) / self._scale).to(self._loc.dtype)
+            y = ((y - self._loc) / self._scale).to(self.mixture.dtype)
         parts = []
         for index in self.mixture.slices():
             rows = self.mixture.rows(index)
             parts.append(torch.logsumexp(rows.log_weights[:, None] + rows.draw_log_prob(y[index]), 0))
-        return torch.cat(parts) - (self._scale.log().sum() if self.mixture.scalable else 0.0)
+        return torch.cat(parts) - (float(self._scale.log().sum()) if self.mixture.scalable else 0.0)
 
     def cdf(self, y: float | Tensor) -> Tensor:
         """`P(target <= y)` of each target; `y` is a number, `[N]` for a single target, or `[N, P]`."""
@@ -261,7 +261,7 @@ class Prediction:
         for index in mixture.slices():
             rows = mixture.rows(index)
             parts.append(torch.stack([rows.quantile(level) for level in levels]))
-        quantiles = self._out(self._loc + self._scale * torch.cat(parts, 1))
+        quantiles = self._out(self._in_units(torch.cat(parts, 1)))
         return quantiles[0] if given.ndim == 0 else quantiles
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -284,7 +284,7 @@ class Prediction:
             f = _sample_rows_jointly(mixture, self._covariance, draws, generator)
             mixture, draws = mixture.at_functions(f, draws), torch.arange(n, device=f.device)
         values = mixture.sample(draws, generator)
-        return values if self.kind == "classes" else self._out(self._loc + self._scale * values)
+        return values if self.kind == "classes" else self._out(self._in_units(values))
 
     # ---- classes
 
@@ -351,6 +351,10 @@ class Prediction:
 
     # ---- helpers
 
+    def _in_units(self, values: Tensor) -> Tensor:
+        """`[..., N, P]` in user units."""
+        return self._loc.to(values.dtype) + self._scale.to(values.dtype) * values
+
     def _out(self, values: Tensor) -> Tensor:
         """`[..., N, P]` as the user sees it."""
         return values.squeeze(-1) if self._squeeze and self.kind != "classes" else values
@@ -364,9 +368,9 @@ class Prediction:
         return ConfigurationError(f"A prediction of {self.kind} has no {name}. Use {_INSTEAD[self.kind]}.")
 
     def _per_target(self, value: float | Tensor, name: str) -> Tensor:
-        """A number or `[P]` as `[P]`, in the dtype of the mixture."""
+        """A number or `[P]` as `[P]`, in float64."""
         mixture = self.mixture
-        tensor = torch.as_tensor(value, dtype=mixture.dtype, device=mixture.device).detach()
+        tensor = torch.as_tensor(value, dtype=torch.float64, device=mixture.device).detach()
         if tensor.ndim > 1 or tensor.numel() not in (1, mixture.n_targets):
             raise ShapeError(f"{name} must be a number or {mixture.n_targets} numbers, got shape {list(tensor.shape)}.")
         if not bool(torch.isfinite(tensor).all()):

@@ -39,7 +39,7 @@ def inducing_rows(inducing: Any, network: nn.Module, first: nn.Module) -> Tensor
             "MeanField need none, and LocalInducing has inducing inputs of its own. Leave it out, or give them to the "
             "layer: LocalInducing(len(z), inputs=z)."
         )
-    rows = as_rows(inducing, "inducing").clone()
+    rows = as_rows(inducing, "inducing", all_digits=True).clone()
     if isinstance(first, Layer) and first.row_shape is not None and tuple(rows.shape[1:]) != first.row_shape:
         raise ShapeError(
             f"inducing must have rows of width {first.in_features}, as the network's first layer takes them; got rows "

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from vibayes import linalg
 from vibayes.bound import Bound, Elbo
-from vibayes.data import DataShapeError, Units, as_rows, as_tensor, as_weights, check_count, check_finite
+from vibayes.data import (
+    DataShapeError,
+    Units,
+    as_rows,
+    as_tensor,
+    as_weights,
+    check_count,
+    check_finite,
+    has_many_digits,
+)
 from vibayes.errors import ConfigurationError, DataError, NotFittedError
 from vibayes.likelihoods import Likelihood, Mixture
 from vibayes.parameters import log_prior
@@ -135,26 +144,33 @@ class TrainableModel(nn.Module, ABC):
         """Inputs checked, cast and in the model's units."""
         self._check_units()
         self._check_precision()
-        rows = as_rows(x, what, shape=self.row_shape, dtype=self.dtype, device=self.device)
-        self._meet(rows)
-        return self.units.inputs(rows)
+        rows = self._rows(x, what)
+        self._meet(rows.to(self.dtype))
+        return self.units.inputs(rows).to(self.dtype)
+
+    def _rows(self, x: Any, what: str = "x") -> Tensor:
+        """Checked rows in user units; with all their digits where they are to be standardised."""
+        kept = self.units.of_inputs
+        return as_rows(x, what, shape=self.row_shape, dtype=self.dtype, device=self.device, all_digits=kept)
 
     def _check(self, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         self._check_precision()
-        rows = as_rows(x, "x", shape=self.row_shape, dtype=self.dtype, device=self.device)
+        rows = self._rows(x)
         targets = as_tensor(y, "y", device=self.device)
         if targets.ndim == 0 or targets.shape[0] != rows.shape[0]:
             raise DataShapeError(
                 f"x has {rows.shape[0]} rows but y has {targets.shape[0] if targets.ndim else 'no'} entries; "
                 "both must describe the same observations. Pass one target for each row."
             )
+        kept = self.units.of_targets and has_many_digits(targets)  # until they are standardised
         if not targets.is_floating_point() and self.likelihood.kind != "classes":
-            targets = targets.to(self.dtype)
+            targets = targets.double() if kept else targets.to(self.dtype)
         targets = self.likelihood.check_targets(targets, self.n_targets)
         if targets.is_floating_point() and targets.dtype != self.dtype:
-            targets = targets.to(self.dtype)
-            check_finite(targets, f"y in {self.dtype}")  # a large float64 number overflows in float32
-        self._meet(rows)
+            cast = targets.to(self.dtype)
+            check_finite(cast, f"y in {self.dtype}")  # a large float64 number overflows in float32
+            targets = targets if kept else cast
+        self._meet(rows.to(self.dtype))
         return rows, targets
 
     def _check_precision(self) -> None:
@@ -177,7 +193,12 @@ class TrainableModel(nn.Module, ABC):
         self._check_units()
         rows, targets = self._check(x, y)
         checked = None if weights is None else as_weights(weights, len(rows), dtype=self.dtype, device=self.device)
-        return Batch(self.units.inputs(rows), self.units.targets(targets), checked)
+        return Batch(*self._in_units(rows, targets), checked)
+
+    def _in_units(self, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Checked rows and targets in the model's units and dtype; classes as they are."""
+        y = self.units.targets(targets)
+        return self.units.inputs(rows).to(self.dtype), y.to(self.dtype) if y.is_floating_point() else y
 
     def initialize(self, x: Any, y: Any, weights: Any = None) -> None:
         """Take everything that depends on the data before training starts: units and starting values.
@@ -195,7 +216,7 @@ class TrainableModel(nn.Module, ABC):
         self.target_axes.fill_(2 if as_tensor(y, "y").ndim == 2 else 1)
         try:
             self.units.learn(rows, targets, weights)
-            self._start(Batch(self.units.inputs(rows), self.units.targets(targets), weights))
+            self._start(Batch(*self._in_units(rows, targets), weights))
         except BaseException:  # data that do not fit leave no trace of their shapes and units
             self.row_shape = before[0]
             self.target_axes.copy_(before[1])
@@ -223,7 +244,7 @@ class TrainableModel(nn.Module, ABC):
         return Elbo.of(
             bound,
             n_data=total,
-            log_jacobian=self.units.log_jacobian(),
+            log_jacobian=self.units.log_jacobian().to(self.dtype),
             kl_weight=kl_weight,
             exact=self.exact,
         )

@@ -73,9 +73,9 @@ class SGPR(ConjugateModel):
         if isinstance(inducing, numbers.Number):
             start = torch.randn(check_count(inducing, "The number of inducing inputs"), kernel.on_features.in_features)
         else:
-            self._given = as_rows(inducing, "inducing", shape=self.row_shape).clone()
+            self._given = as_rows(inducing, "inducing", shape=self.row_shape, all_digits=True).clone()
             with evaluating(kernel):  # averages of BatchNorm are not for rows in user units
-                start = kernel.features(self._given).detach()
+                start = kernel.features(self._given.to(torch.get_default_dtype())).detach()
         self.inducing = nn.Parameter(start.clone())
         self._finish()
 
@@ -92,7 +92,7 @@ class SGPR(ConjugateModel):
         if self._given is None:
             start = choose_inducing(features, len(self.inducing), method="kmeans")
         else:
-            start = self.kernel.features(self.units.inputs(self._given.to(self.inducing)))
+            start = self.kernel.features(self.units.inputs(self._given.to(self.inducing.device)).to(self.inducing))
         self.inducing.copy_(start)
 
     def _project(self, features: Float[Tensor, "n w"]) -> tuple[Float[Tensor, "m n"], Tensor]:

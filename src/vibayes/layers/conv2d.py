@@ -130,7 +130,8 @@ class Conv2d(WeightLayer):
         """Patches by the statistics of their channels."""
         if not units.of_inputs:
             return inputs
-        mean, scale = (t[:, 0, 0].repeat_interleave(self.geometry.taps) for t in (units.x_mean, units.x_scale))
+        statistics = (t[:, 0, 0].to(inputs.dtype) for t in (units.x_mean, units.x_scale))
+        mean, scale = (t.repeat_interleave(self.geometry.taps) for t in statistics)
         return (inputs - mean) / scale
 
     def value_shape(self, rows: Tensor) -> tuple[int, ...]:

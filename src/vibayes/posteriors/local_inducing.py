@@ -88,7 +88,7 @@ class LocalInducing(Posterior):
         if form not in (None, "whitened", "pseudo"):
             raise ConfigurationError(f'form must be "whitened" or "pseudo", got {form!r}.')
         n_inducing = check_count(n_inducing, "n_inducing")
-        rows = None if inputs is None else as_rows(inputs, "inputs")
+        rows = None if inputs is None else as_rows(inputs, "inputs", all_digits=True)
         if rows is not None and (rows.ndim != 2 or rows.shape[0] != n_inducing):
             raise ShapeError(
                 f"inputs must hold n_inducing={n_inducing} rows, [{n_inducing}, D]; got {list(rows.shape)}."
@@ -159,8 +159,8 @@ class LocalInducing(Posterior):
     def to_units(self, units: Units, layer: "Layer") -> None:
         """Take given inducing inputs from user units to the model's, where this is the model's first layer."""
         if self.given_inputs is not None:
-            given = self.given_inputs.to(self.inputs.dtype).to(self.inputs.device)
-            self.inputs.copy_(layer.inducing_rows(layer.in_units(given, units)))
+            given = layer.in_units(self.given_inputs.to(self.inputs.device), units)
+            self.inputs.copy_(layer.inducing_rows(given.to(self.inputs.dtype)))
 
     def marginal(self, site: Site) -> Gaussian | None:
         """`q(v)`, a Gaussian per output; None for more weights than inducing inputs, where drawing is cheaper."""

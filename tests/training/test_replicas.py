@@ -1,5 +1,6 @@
 """`fit_many`: identity 17, padding, minibatches, roll-back of single replicas."""
 
+import copy
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -139,7 +140,12 @@ def test_draws_with_the_same_noise_follow_separate_fits(build, make, shapes) -> 
 
     options = {"steps": steps, "batch_size": 10, "n_samples": S, "log_every": 5, "progress": False}
     together = [build(r) for r in range(R)]
+    chunked = copy.deepcopy(together)
     vb.fit_many(together, sets, chunk=R, noise=noise, seed=[0, 1, 2], **options)
+    vb.fit_many(chunked, sets, chunk=2, noise=noise, seed=[0, 1, 2], **options)
+    for joint, apart in zip(together, chunked, strict=True):
+        for a, b in zip(joint.parameters(), apart.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
     for r in range(R):
         alone = build(r)
         mine = lambda step, r=r: {site: value[r] for site, value in noise(step).items()}  # noqa: E731

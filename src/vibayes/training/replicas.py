@@ -180,7 +180,7 @@ def fit_many(
                 run = (sources[part], options, "adam", seeds[part], rates[part])
                 keeper = Keeper(path, checkpoint_seconds, {} if path is None else fingerprint(models[first], *run))
                 try:
-                    problem = as_problem(models[part], sources[part], options.n_samples, noise)
+                    problem = as_problem(models[part], sources[part], options.n_samples, _noise_of(noise, part))
                     histories += _train(problem, _counted_from(first, options), keeper, shown, rates[part])
                 except torch.OutOfMemoryError as error:
                     if smaller or size == 1:
@@ -195,6 +195,13 @@ def fit_many(
                     logger.warning("Out of memory; going on with %d models at a time.", size)
                     continue
     return histories
+
+
+def _noise_of(noise: Noise | None, part: slice) -> Noise | None:
+    """The prepared noise of some of the models."""
+    if noise is None:
+        return None
+    return lambda step: {site: values[part] for site, values in noise(step).items()}
 
 
 _WHY_NOT = "a callback, prepared noise, a lambda or a class of the running script cannot be sent to another process"

@@ -160,6 +160,27 @@ def test_a_prior_is_a_distribution() -> None:
         vb.Positive(1.0, prior=1.0)
 
 
+def test_a_prior_has_the_shape_of_the_value() -> None:
+    three = torch.ones(3)
+    for value, prior in ((three, Gamma(2.0, 1.0)), (three, Gamma(three, three)), (1.0, Gamma(three[:1], 1.0))):
+        assert vb.Positive(value, prior=prior).log_prior().isfinite()
+    assert vb.Real(three, prior=Independent(Normal(three, three), 1)).log_prior().isfinite()
+    for value, prior in ((1.0, Gamma(three, three)), (three, Gamma(three[:2], 1.0))):
+        with pytest.raises(vb.ShapeError, match="The prior has shape"):
+            vb.Positive(value, prior=prior)
+
+
+def test_values_are_numbers() -> None:
+    for wrong in ("a", None, [[1.0], [2.0, 3.0]]):
+        with pytest.raises(vb.ConfigurationError, match="must be a number"):
+            vb.SquaredExponential(2, lengthscale=wrong)
+        with pytest.raises(vb.ConfigurationError, match="must be a number"):
+            vb.Gaussian(wrong)
+    for wrong in (0, 2.0):
+        with pytest.raises(vb.ConfigurationError, match="out_features"):
+            vb.Gaussian(0.1, out_features=wrong)
+
+
 def test_sum_of_log_priors_counts_shared_ones_once() -> None:
     shared = vb.Positive(2.0, prior=Gamma(2.0, 1.0))
     kernel = vb.SquaredExponential(1, lengthscale=shared) + vb.Matern32(1, lengthscale=shared)

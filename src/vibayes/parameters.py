@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 
 from vibayes.errors import ConfigurationError, ShapeError
 
-__all__ = ["Hyperparameter", "Positive", "Real", "hyperparameters", "log_prior", "positive", "unchecked"]
+__all__ = ["Hyperparameter", "Positive", "Real", "hyperparameters", "log_prior", "numbers", "positive", "unchecked"]
 
 
 class Hyperparameter(nn.Module):
@@ -32,12 +32,17 @@ class Hyperparameter(nn.Module):
 
     def __init__(self, value: float | Tensor, *, learn: bool = True, prior: Distribution | None = None) -> None:
         super().__init__()
-        tensor = torch.as_tensor(value, dtype=torch.get_default_dtype()).detach().clone()
+        tensor = numbers(value).detach().clone()
         self.raw = nn.Parameter(self.to_raw(_finite(tensor)), requires_grad=learn)
         if prior is not None and not isinstance(prior, Distribution):
             raise ConfigurationError(
                 f"prior must be a torch distribution over the value, such as torch.distributions.Gamma(2.0, 1.0); "
                 f"got {type(prior).__name__}."
+            )
+        if prior is not None and not _broadcasts(shape := prior.batch_shape + prior.event_shape, tensor.shape):
+            raise ShapeError(
+                f"The prior has shape {tuple(shape)}, and the hyperparameter {tuple(tensor.shape)}. Give a prior of "
+                "one number, which holds for each of them, or one of the hyperparameter's shape."
             )
         self.prior = None if prior is None else unchecked(prior)
 
@@ -172,7 +177,7 @@ def positive(value: "float | Tensor | Positive", shape: tuple[int, ...] = ()) ->
                 "Set ard=True for one lengthscale per input."
             )
         return value
-    tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
+    tensor = numbers(value)
     if tensor.numel() != 1 and tuple(tensor.shape) != shape:
         raise ShapeError(
             f"Expected a number or a tensor of shape {shape}, got shape {tuple(tensor.shape)}. "
@@ -184,6 +189,22 @@ def positive(value: "float | Tensor | Positive", shape: tuple[int, ...] = ()) ->
 def _filling(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The tensor, or its one value at every place of the shape."""
     return tensor.reshape(()).expand(shape) if tensor.numel() == 1 else tensor
+
+
+def numbers(value: float | Tensor) -> Tensor:
+    """A value of a hyperparameter as a tensor of the default dtype."""
+    try:
+        return torch.as_tensor(value, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigurationError(f"A hyperparameter must be a number or several, got {value!r}.") from None
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    try:
+        common: torch.Size = torch.broadcast_shapes(shape, to)  # type: ignore[no-untyped-call]
+        return math.prod(common) == math.prod(to)
+    except RuntimeError:
+        return False
 
 
 def _finite(value: Tensor) -> Tensor:

@@ -99,3 +99,11 @@ def test_refusals() -> None:
         gp.sample_functions(torch.randn(5, 2), 0)
     with pytest.raises(vb.ConfigurationError, match="batch_size"):
         gp.predict(torch.randn(5, 2), batch_size=0)
+
+
+@pytest.mark.parametrize("mean", [1.0, torch.sin])
+def test_a_mean_is_a_mean_function(mean: object) -> None:
+    with pytest.raises(vb.ConfigurationError, match="mean must be a mean function"):
+        vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(), mean=mean)
+    with pytest.raises(vb.ConfigurationError, match="mean must be a mean function"):
+        vb.SGPR(vb.SquaredExponential(1), vb.Gaussian(), 3, mean=mean)

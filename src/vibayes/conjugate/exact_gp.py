@@ -80,7 +80,7 @@ class ExactGP(ConjugateModel):
         if conditional is not None and not 0.0 < conditional < 1.0:
             raise ConfigurationError(f"conditional must be a share strictly between 0 and 1, got {conditional}.")
         self.kernel = kernel
-        self.mean = ZeroMean() if mean is None else mean
+        self.mean = check_mean(mean)
         self.conditional = conditional
         # which rows the conditional evidence is conditioned on; known once data were seen
         self.register_buffer("_given_rows", torch.empty(0, 0, dtype=torch.long), persistent=False)
@@ -222,6 +222,16 @@ def _orderings(n: int, count: int, seed: int) -> Tensor:
     """Random orders of `n` rows, `[count, n]`."""
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(n, generator=generator) for _ in range(count)])
+
+
+def check_mean(mean: Any) -> Mean:
+    """The mean function, zero where there is none; refuses what is not one."""
+    if mean is not None and not isinstance(mean, Mean):
+        raise ConfigurationError(
+            f"mean must be a mean function such as ConstantMean(0.0), or a subclass of vibayes.means.Mean of your own; "
+            f"got {type(mean).__name__}."
+        )
+    return ZeroMean() if mean is None else mean
 
 
 def check_kernel(kernel: Any) -> None:

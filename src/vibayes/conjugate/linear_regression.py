@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vibayes import linalg
 from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, optimal_gaussian, project
+from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.likelihoods import Gaussian
 from vibayes.modes import evaluating
@@ -112,6 +113,7 @@ class LinearRegression(ConjugateModel):
                 f'posterior="{self.posterior}" has parameters for every feature, and features does not say '
                 "how many there are: give n_features=W."
             )
+        W, P = check_count(W, "n_features"), check_count(P, "out_features")
         self.mean = nn.Parameter(torch.zeros(W, P))
         if self.posterior == "full":
             self.raw_factor = nn.Parameter(torch.zeros(P, W, W))

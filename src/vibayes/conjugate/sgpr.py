@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from vibayes import linalg
 from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, counted_rows, optimal_gaussian, project
-from vibayes.conjugate.exact_gp import check_kernel
+from vibayes.conjugate.exact_gp import check_kernel, check_mean
 from vibayes.data import as_rows, check_count
 from vibayes.inducing import choose_inducing
 from vibayes.kernels.base import Kernel
 from vibayes.kernels.deep import check_features
 from vibayes.likelihoods import Likelihood
-from vibayes.means import Mean, ZeroMean
+from vibayes.means import Mean
 from vibayes.modes import evaluating
 from vibayes.posteriors.base import Gaussian as Whitened
 from vibayes.trainable import Batch
@@ -67,7 +67,7 @@ class SGPR(ConjugateModel):
         super().__init__(likelihood, standardize)
         check_kernel(kernel)
         self.kernel = kernel
-        self.mean = ZeroMean() if mean is None else mean
+        self.mean = check_mean(mean)
         self.row_shape = (kernel.in_features,)
         self._given: Tensor | None = None
         if isinstance(inducing, numbers.Number):

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.likelihoods.mixtures import Mixture
-from vibayes.parameters import Positive
+from vibayes.parameters import Positive, numbers
 
 __all__ = ["Likelihood", "positive_per_target"]
 
@@ -146,10 +147,11 @@ def positive_per_target(
     value: "float | Tensor | Positive", learn: bool, out_features: int | None, name: str
 ) -> Positive:
     """A `Positive` with one shared value, or one for each of `out_features` targets."""
+    out_features = None if out_features is None else check_count(out_features, "out_features")
     if isinstance(value, Positive):
         shape = tuple(value.raw.shape)
     else:
-        value = torch.as_tensor(value, dtype=torch.get_default_dtype())
+        value = numbers(value)
         if out_features is not None and value.ndim == 0:
             value = value.expand(out_features)
         shape = tuple(value.shape)

@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 
 from vibayes.errors import ConfigurationError, ShapeError
 
-__all__ = ["Hyperparameter", "Positive", "Real", "hyperparameters", "log_prior", "numbers", "positive", "unchecked"]
+__all__ = ["Hyperparameter", "Positive", "Real", "as_value", "hyperparameters", "log_prior", "positive", "unchecked"]
 
 
 class Hyperparameter(nn.Module):
@@ -32,7 +32,7 @@ class Hyperparameter(nn.Module):
 
     def __init__(self, value: float | Tensor, *, learn: bool = True, prior: Distribution | None = None) -> None:
         super().__init__()
-        tensor = numbers(value).detach().clone()
+        tensor = as_value(value).detach().clone()
         self.raw = nn.Parameter(self.to_raw(_finite(tensor)), requires_grad=learn)
         if prior is not None and not isinstance(prior, Distribution):
             raise ConfigurationError(
@@ -177,7 +177,7 @@ def positive(value: "float | Tensor | Positive", shape: tuple[int, ...] = ()) ->
                 "Set ard=True for one lengthscale per input."
             )
         return value
-    tensor = numbers(value)
+    tensor = as_value(value)
     if tensor.numel() != 1 and tuple(tensor.shape) != shape:
         raise ShapeError(
             f"Expected a number or a tensor of shape {shape}, got shape {tuple(tensor.shape)}. "
@@ -191,7 +191,7 @@ def _filling(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return tensor.reshape(()).expand(shape) if tensor.numel() == 1 else tensor
 
 
-def numbers(value: float | Tensor) -> Tensor:
+def as_value(value: float | Tensor) -> Tensor:
     """A value of a hyperparameter as a tensor of the default dtype."""
     try:
         return torch.as_tensor(value, dtype=torch.get_default_dtype())

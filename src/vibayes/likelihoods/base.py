@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.likelihoods.mixtures import Mixture
-from vibayes.parameters import Positive, numbers
+from vibayes.parameters import Positive, as_value
 
 __all__ = ["Likelihood", "positive_per_target"]
 
@@ -151,7 +151,7 @@ def positive_per_target(
     if isinstance(value, Positive):
         shape = tuple(value.raw.shape)
     else:
-        value = numbers(value)
+        value = as_value(value)
         if out_features is not None and value.ndim == 0:
             value = value.expand(out_features)
         shape = tuple(value.shape)

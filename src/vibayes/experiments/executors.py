@@ -6,6 +6,7 @@ Each gets the same tasks and calls the same function, so results, claims and res
 import importlib
 import multiprocessing
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -16,6 +17,7 @@ import torch
 
 from vibayes.errors import ConfigurationError
 from vibayes.experiments.names import check_name
+from vibayes.training.workers import end_with_parent
 
 __all__ = ["EXECUTORS", "Executor", "Processes", "Ray", "ThisProcess", "make_executor"]
 
@@ -72,11 +74,16 @@ class Processes(Executor):
     def run(
         self, function: Callable[[Task], Any], tasks: Sequence[Task], labels: Sequence[Any], display: Any = None
     ) -> Iterator[tuple[Any, Any]]:
-        """Yield `(label, outcome)` for every task, in the order they end; a worker that dies is replaced once."""
+        """Yield `(label, outcome)` for every task, in the order they end; a worker that dies is replaced once.
+
+        Workers end with this process, however it ends, and at once when it is interrupted.
+        """
         left = dict(enumerate(tasks))
+        context = multiprocessing.get_context("spawn")
         for attempt in range(2):
+            stop = context.Event()
             pool = ProcessPoolExecutor(
-                min(self.workers, max(len(left), 1)), multiprocessing.get_context("spawn"), initializer=_single_thread
+                min(self.workers, max(len(left), 1)), context, initializer=_begin_worker, initargs=(stop,)
             )
             futures: dict[Future[Any], int] = {pool.submit(function, task): i for i, task in left.items()}
             try:
@@ -94,11 +101,14 @@ class Processes(Executor):
                         "finished runs are kept."
                     ) from error
             finally:
+                if futures:  # interrupted: nobody waits for what is under way, which a checkpoint keeps
+                    stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _single_thread() -> None:
+def _begin_worker(stop: Any) -> None:
     torch.set_num_threads(1)
+    threading.Thread(target=end_with_parent, args=(stop.wait,), daemon=True).start()
 
 
 class Ray(Executor):

@@ -20,7 +20,7 @@ import torch
 
 from vibayes.errors import TrainingError, VibayesError
 
-__all__ = ["cores", "pack", "run_jobs", "serve"]
+__all__ = ["cores", "end_with_parent", "pack", "run_jobs", "serve"]
 
 _LENGTH = 8  # bytes that tell how long the next message is
 
@@ -141,18 +141,23 @@ def _fit(job: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Any]]:
     return [model.state_dict() for model in job["models"]], histories
 
 
-def _end_with_parent() -> None:
-    """End this process when the one that started it is gone, however it went."""
+def end_with_parent(wait: Callable[[float], bool | None] = time.sleep) -> None:
+    """End this process when the one that started it is gone, however it went, or when `wait` says so.
+
+    Args:
+        wait: waits for so many seconds; true where this process is to end now.
+    """
     parent = os.getppid()
     while os.getppid() == parent:
-        time.sleep(1.0)
+        if wait(1.0):
+            break
     os._exit(1)
 
 
 def serve() -> None:
     """Run jobs from standard input until it ends."""
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     incoming, outgoing = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what models print must not get between messages
     while True:

@@ -218,6 +218,18 @@ def test_an_interrupt_keeps_the_state_and_the_rest_is_done_later(
     assert result["group"]["chunk"] == 4
 
 
+def test_only_runs_that_were_asked_for_are_counted(
+    tiny: Experiment, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    units = expand(tiny)
+    plan(settings.out.resolve(), units, size=4, how={})  # an earlier sweep of all splits, killed in its first step
+    shown = replace(settings, show=True)
+    summary = run_sweep(units[:1], shown)
+    assert (summary.wanted, summary.before, summary.trained, summary.elsewhere, summary.left) == (1, 0, 1, 0, 0)
+    assert "[1/1] diabetes SVGP splits 0-3: done" in capsys.readouterr().err
+    assert run_sweep(units, settings).before == 4
+
+
 def test_a_damaged_checkpoint_starts_the_group_over(tiny: Experiment, settings: Settings, tmp_path: Path) -> None:
     units = expand(tiny, Selection(splits="0"))
     run_sweep(units, replace(settings, out=tmp_path / "whole"))

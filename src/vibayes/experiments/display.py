@@ -160,12 +160,11 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def done(self, group: Group, state: str, message: str) -> None:
-        """A group has ended."""
+    def done(self, group: Group, state: str, message: str, runs: int) -> None:
+        """A group has ended, and with it so many of the runs that are wanted."""
         shown = self.groups.setdefault(group.folder, _Shown(group, sum(cost(u) for u in group.units)))
         shown.state, shown.fraction = state, 1.0
-        if state == "done":
-            self.finished += len(group.units)
+        self.finished += runs
         if self.show:
             left = self.time_left()
             end = f"FAILED: {message}" if state == "failed" else f"done{'' if left is None else f', {left} left'}"

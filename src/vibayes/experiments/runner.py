@@ -134,7 +134,8 @@ def run_sweep(units: Sequence[Unit], settings: Settings, executor: Executor | No
         return found
 
     summary = Summary(wanted=len(units))
-    summary.before = sum(finished(out, unit) is not None for unit in units)
+    missing = {unit.path for unit in units if finished(out, unit) is None}
+    summary.before = len(units) - len(missing)
     message: dict[str, Any] = {
         "out": str(out),
         "device": device,
@@ -153,10 +154,14 @@ def run_sweep(units: Sequence[Unit], settings: Settings, executor: Executor | No
                     busy += 1
                     continue
                 attempted.add(group.folder)
-                summary.trained += outcome.runs
+                # a group may hold runs of an earlier sweep that this one was not asked for
+                new = {unit.path for unit in group.units if unit.path in missing and finished(out, unit) is not None}
+                missing -= new
                 if outcome.state == "failed":
                     summary.failed.append(f"{outcome.title}: {outcome.message}")
-                display.done(group, outcome.state, outcome.message)
+                if outcome.state == "failed" or outcome.runs:
+                    summary.trained += len(new)
+                display.done(group, outcome.state, outcome.message, len(new))
                 tidy(out, group.units)
             if not busy or not settings.wait:
                 break

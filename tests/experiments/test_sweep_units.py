@@ -100,11 +100,18 @@ def test_models_to_come_are_named(tiny: Experiment) -> None:
         (Selection(steps=0), "positive whole number"),
         (Selection(dtype="float46"), "Did you mean 'float64'"),
         (Selection(changes={"lrr": 1}), "Did you mean 'lr'"),
+        (Selection(datasets=["kin40k"], models=["DKL"]), "the models DKL are not run on kin40k"),
     ],
 )
 def test_bad_filters_are_named(selection: Selection, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         expand(get("dkl-uci"), selection)
+
+
+def test_priors_may_be_typed_in_lower_case() -> None:
+    typed, known = (expand(get("gi-uci"), Selection(priors=[prior])) for prior in ("nealprior", "NealPrior"))
+    assert typed == known
+    assert typed
 
 
 def test_experiments_of_models_to_come_refuse_to_run() -> None:

@@ -60,7 +60,9 @@ def expand(experiment: Experiment, selection: Selection | None = None) -> list[U
     splits = None if chosen.splits is None else parse_numbers(chosen.splits)
     depths = None if chosen.depths is None else parse_numbers(chosen.depths, "depths")
     _check_axis(experiment, "depths", depths, {d for m in models for d in experiment.models[m].depths})
-    _check_axis(experiment, "priors", chosen.priors, {p for m in models for p in experiment.models[m].priors})
+    known_priors = {p for m in models for p in experiment.models[m].priors}
+    _check_axis(experiment, "priors", chosen.priors, known_priors)
+    priors = None if chosen.priors is None else pick(chosen.priors, sorted(known_priors), "prior")
     known = {k for name in names for k in experiment.splits[name]}
     unknown = sorted(set(splits or ()) - known)
     if unknown:
@@ -74,7 +76,7 @@ def expand(experiment: Experiment, selection: Selection | None = None) -> list[U
             if spec.datasets and dataset not in spec.datasets:
                 continue
             for depth in _axis(spec.depths, depths):
-                for prior in _axis(spec.priors, chosen.priors):
+                for prior in _axis(spec.priors, priors):
                     options = _changed(experiment.options_of(model, dataset), chosen, depth, prior)
                     units += [
                         Unit(
@@ -90,6 +92,11 @@ def expand(experiment: Experiment, selection: Selection | None = None) -> list[U
                         for split in experiment.splits[dataset]
                         if splits is None or split in splits
                     ]
+    if not units and any(part is not None for part in (chosen.datasets, chosen.models, depths, priors, splits)):
+        raise ConfigurationError(
+            f"No run of {experiment.name} has all that was asked for: the models {', '.join(models)} are not run on "
+            f"{', '.join(names)} with these depths, priors and splits. See `vibayes bench show {experiment.name}`."
+        )
     return units
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from vibayes.experiments import svg
+from vibayes.experiments import commands, svg
 from vibayes.experiments.__main__ import main
-from vibayes.experiments.catalogue import EXPERIMENTS
+from vibayes.experiments.catalogue import EXPERIMENTS, get
 from vibayes.experiments.experiment import Experiment
+from vibayes.experiments.results import write_result
+from vibayes.experiments.sweep import Selection, expand
 
 
 def bench(*arguments: str) -> Any:
@@ -214,6 +216,14 @@ def test_report_has_every_table_and_needs_nothing_else(
     assert text.count("<polyline") == 3  # one per split
     assert "viewport" in text
     assert capsys.readouterr().out.strip().endswith(str(page))
+
+
+def test_report_of_results_that_hold_numbers_only(tmp_path: Path) -> None:
+    unit = expand(get("dkl-uci"), Selection(datasets=["boston"], models=["SVGP"], splits="0"))[0]
+    kept = {key: getattr(unit, key) for key in ("experiment", "dataset", "model", "builder", "split", "options")}
+    write_result(tmp_path / unit.path, kept | {"metrics": {"test_ll": -0.3125}, "seconds": 1.0})
+    commands.report(["dkl-uci"], out=tmp_path, file=tmp_path / "report.html")
+    assert "-0.312" in (tmp_path / "report.html").read_text()
 
 
 def test_report_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,29 @@ def test_damaged_files_are_named_once_and_count_as_missing(
     assert caplog.text.count(str(path)) == 1
 
 
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"metrics": {"loss": "1.0"}},
+        {"metrics": {"loss": [1.0]}},
+        {"metrics": 3},
+        {"seconds": None},
+        {"steps": "10"},
+        {"curve": []},
+        {"curve": {"step": [1, 2], "elbo_per_datapoint": [0.5]}},
+        {"curve": {"step": [1], "elbo_per_datapoint": ["0.5"]}},
+    ],
+)
+def test_values_that_nothing_can_be_computed_from_are_named(
+    tiny: Experiment, tmp_path: Path, edited: dict[str, object]
+) -> None:
+    unit = expand(tiny)[0]
+    write_result(tmp_path / unit.path, result(unit) | edited)
+    with pytest.raises(DataError, match=f"is damaged: {next(iter(edited))} cannot be read"):
+        read_result(tmp_path / unit.path, unit)
+    assert finished(tmp_path, unit) is None
+
+
 def test_another_runs_file_is_refused(tiny: Experiment, tmp_path: Path) -> None:
     unit, other = expand(tiny)[:2]
     write_result(tmp_path / unit.path, result(other))

@@ -265,7 +265,7 @@ def _other_options(experiment: Experiment, selection: Selection, units: Sequence
     shown = {str(unit.family) for unit in units}
     own = {_kind(u.dataset, u.model, u.options): u for u in expand(experiment, _unchanged(selection))}
     found: dict[str, list[str]] = {}
-    for folder in sorted({p.parent for p in (out / experiment.name).glob("*/*/split-*.json")}):
+    for folder in sorted({p.parent for p in (out / (experiment.runs_of or experiment.name)).glob("*/*/split-*.json")}):
         files = sorted(folder.glob("split-*.json"))
         if folder.relative_to(out).as_posix() in shown:
             continue

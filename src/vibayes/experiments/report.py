@@ -106,8 +106,8 @@ class Section:
     def _curves(self) -> str:
         shown = []
         for unit, results in self.families:
-            lines = [(r["curve"]["step"], _numbers(r["curve"]["elbo_per_datapoint"])) for r in results]
-            lines = [(xs, ys) for xs, ys in lines if xs]
+            curves = [r["curve"] for r in results if r.get("curve", {}).get("step")]
+            lines = [(curve["step"], _numbers(curve["elbo_per_datapoint"])) for curve in curves]
             if not lines:
                 continue
             known = [
@@ -131,7 +131,7 @@ class Section:
         for unit, results in self.families:
             times = [r["seconds"] for r in results]
             mean = math.fsum(times) / len(times)
-            steps = results[0]["steps"]
+            steps = results[0].get("steps", 0)
             hardware = results[0].get("hardware", {})
             device = hardware.get("gpu") or f"{hardware.get('processor')}, {hardware.get('threads')} threads"
             chunk = results[0].get("group", {}).get("chunk") or 1
@@ -148,7 +148,8 @@ class Section:
         found = Counter(
             (
                 str(r.get("code", {}).get("version")),
-                str(r.get("code", {}).get("commit"))[:12] + ("+changes" if "+" in str(r["code"].get("commit")) else ""),
+                str(r.get("code", {}).get("commit"))[:12]
+                + ("+changes" if "+" in str(r.get("code", {}).get("commit")) else ""),
                 str(r.get("code", {}).get("sources")),
                 str(r.get("software", {}).get("torch")),
                 str(r.get("group", {}).get("executor")),

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,29 @@ SCHEMA = "vibayes-result-1"
 MAX_BYTES = 10_000
 CURVE_POINTS = 40
 _REQUIRED = ("experiment", "dataset", "model", "options", "split", "metrics", "seconds")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_curve(value: Any) -> bool:
+    """Whether there are as many bounds (null for NaN) as steps; a run that ended at once has none."""
+    parts = [value.get(key, []) for key in ("step", "elbo_per_datapoint")] if isinstance(value, dict) else [None]
+    return (
+        all(isinstance(part, list) and all(v is None or _is_number(v) for v in part) for part in parts)
+        and len({len(part) for part in parts}) == 1
+    )
+
+
+# What tables and the report compute with.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "options": lambda value: isinstance(value, dict),
+    "metrics": lambda value: isinstance(value, dict) and all(_is_number(v) or v is None for v in value.values()),
+    "seconds": _is_number,
+    "steps": _is_number,
+    "curve": _is_curve,
+}
 _told: set[str] = set()
 
 
@@ -109,8 +132,11 @@ def read_result(path: Path, unit: Unit | None = None) -> dict[str, Any]:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise DataError(f"The result file {path} is not of the format {SCHEMA}; it says {found!r}.")
     missing = [key for key in _REQUIRED if key not in content]
-    if missing or not isinstance(content["metrics"], dict):
-        raise DataError(f"The result file {path} is incomplete: it lacks {', '.join(missing) or 'metrics'}.")
+    if missing:
+        raise DataError(f"The result file {path} is incomplete: it lacks {', '.join(missing)}.")
+    wrong = [key for key, right in _KINDS.items() if key in content and not right(content[key])]
+    if wrong:
+        raise DataError(f"The result file {path} is damaged: {', '.join(wrong)} cannot be read.")
     if unit is not None:
         expected = json.loads(json.dumps({"options": unit.options, "split": unit.split, "dataset": unit.dataset}))
         differs = [key for key, value in expected.items() if content[key] != value]

@@ -13,7 +13,8 @@ import vibayes as vb
 from vibayes.errors import ConfigurationError
 from vibayes.experiments import runner, training
 from vibayes.experiments.executors import Processes, make_executor
-from vibayes.experiments.experiment import Experiment
+from vibayes.experiments.experiment import Experiment, ModelSpec
+from vibayes.experiments.models import MODELS
 from vibayes.experiments.results import MAX_BYTES, finished
 from vibayes.experiments.runner import Settings, check_device, run_sweep
 from vibayes.experiments.sweep import Selection, expand, plan
@@ -181,6 +182,20 @@ def test_a_failed_group_does_not_stop_the_others(
     assert "--chunk" in summary.failed[0]
     monkeypatch.undo()
     assert run_sweep(expand(tiny), settings).trained == 1  # the claim was given back
+
+
+def test_a_mistake_in_a_builder_does_not_stop_the_others(
+    tiny: Experiment, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def mistaken(split: Any, options: Any) -> Any:
+        raise KeyError("width")
+
+    monkeypatch.setitem(MODELS, "mistaken", mistaken)
+    both = replace(tiny, models={"wrong": ModelSpec("mistaken"), "SVGP": tiny.models["SVGP"]})
+    summary = run_sweep(expand(both), replace(settings, group=4))
+    assert (summary.trained, summary.left) == (4, 4)
+    assert summary.failed == ["diabetes wrong splits 0-3: KeyError: 'width'"]
+    assert "in mistaken" in caplog.text  # where it was
 
 
 def test_an_interrupt_keeps_the_state_and_the_rest_is_done_later(

@@ -194,7 +194,9 @@ def work(task: Mapping[str, Any], watch: Callable[[int], None] | None = None) ->
     with claim:
         try:
             runs = _train(group, task, claim, watch)
-        except (VibayesError, RuntimeError, MemoryError, OSError, ArithmeticError) as error:
+        except Exception as error:
+            if not isinstance(error, VibayesError | RuntimeError | MemoryError | OSError | ArithmeticError):
+                logger.exception("%s failed unexpectedly.", group.title)  # a mistake in code, such as a user's builder
             return Outcome("failed", group.title, 0, time.monotonic() - begin, _explain(error))
     return Outcome("done", group.title, runs, time.monotonic() - begin)
 

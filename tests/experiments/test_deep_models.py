@@ -283,3 +283,19 @@ def test_results_of_earlier_experiments_are_still_found() -> None:
     found = {unit.dataset: unit.family.name for unit in units}
     assert found["boston"] == "SVGP-357bab3b53"
     assert found["power"] == "SVGP-658f2db8f3"
+
+
+@each_model
+def test_an_option_that_a_model_makes_no_use_of_is_named(
+    name: str, model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    models._warn_of_unused.cache_clear()
+    unit = expand(small(name), Selection(models=[model], splits="0"))[0]
+    split = load_split(unit)
+    build(unit.builder, split, unit.options, 0)
+    assert not caplog.messages  # the experiment's own are all used
+    for _ in range(2):
+        build("SVGP", split, override(dict(unit.options), "inducing", "greedy"), 0)
+    unused = [message for message in caplog.messages if "inducing" in message]
+    assert len(unused) == 1
+    assert unused[0].startswith("SVGP makes no use of the option")

@@ -17,7 +17,7 @@ __all__ = ["Experiment", "ModelSpec", "Unit", "merge", "option_changes", "overri
 Options = Mapping[str, Any]
 
 # Options that models and training understand but few experiments set: not part of a run unless somebody sets them.
-_OPTIONAL = {
+OPTIONAL = {
     "model": (
         "hidden_outputs",
         "hidden_variance",
@@ -211,7 +211,7 @@ def override(options: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
         f"{s}.{k}": (s, k)
         for s, part in options.items()
         if isinstance(part, dict)
-        for k in (*part, *_OPTIONAL.get(s, ()))
+        for k in (*part, *OPTIONAL.get(s, ()))
     }
     places |= {k: ("", k) for k, part in options.items() if not isinstance(part, dict)}
     by_leaf: dict[str, list[str]] = {}
@@ -224,7 +224,7 @@ def override(options: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
         full = check_name(key, sorted({*places, *by_leaf}), "option")
         return override(options, full, value)
     section, leaf = places[full]
-    if value is None and leaf in _OPTIONAL.get(section, ()):  # as if nobody had set it
+    if value is None and leaf in OPTIONAL.get(section, ()):  # as if nobody had set it
         kept = {k: v for k, v in options[section].items() if k != leaf}
         return {**options, section: kept}
     value = check_value(leaf, value, (options[section] if section else options).get(leaf))

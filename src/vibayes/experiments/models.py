@@ -7,7 +7,7 @@ New model families add a function here and a line to `MODELS`.
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from vibayes import linalg
 from vibayes.conjugate.base import ConjugateModel
 from vibayes.datasets import Split
 from vibayes.errors import ConfigurationError
+from vibayes.experiments.experiment import OPTIONAL
 from vibayes.experiments.images import AUGMENTATIONS, POSTERIORS, image_model
 from vibayes.experiments.names import check_name
 from vibayes.inducing import choose_inducing
@@ -247,18 +248,49 @@ MODELS: dict[str, Builder] = {
 }
 
 
+class _Noting(Mapping[str, Any]):
+    """Options that note which of them were looked at."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options, self.unread = options, set(options)
+
+    def __getitem__(self, key: str) -> Any:
+        self.unread.discard(key)
+        return self.options[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.options)
+
+    def __len__(self) -> int:
+        return len(self.options)
+
+
+@functools.cache  # once, not for every split
+def _warn_of_unused(name: str, unused: tuple[str, ...]) -> None:
+    logger.warning("%s makes no use of the option %s: its results are those without it.", name, ", ".join(unused))
+
+
 def build(name: str, split: Split, options: Mapping[str, Any], seed: int) -> tuple[AnyModel, dict[str, Any]]:
-    """The model of one run, in the run's dtype, and how to train it."""
+    """The model of one run, in the run's dtype, and how to train it.
+
+    Options that models may do without and this one does not look at are named in a warning.
+    """
     builder = MODELS[check_name(name, MODELS, "model")]
+    chosen = _Noting(options.get("model", {}))
+    options = {**options, "model": chosen}
     dtype = DTYPES[check_name(options.get("dtype", "float64"), DTYPES, "dtype")]
     before = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         torch.set_default_dtype(dtype)
         try:
-            return builder(split, options)
+            built = builder(split, options)
         finally:
             torch.set_default_dtype(before)
+    unused = sorted(chosen.unread & set(OPTIONAL["model"]))
+    if unused:
+        _warn_of_unused(name, tuple(unused))
+    return built
 
 
 def n_steps(training: Mapping[str, Any], n_data: int) -> int:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import vibayes as vb
 from vibayes.errors import ConfigurationError
+from vibayes.kernels import spectral_normalize
 from vibayes.pretraining import fit_noise
 from vibayes.stages import freeze, network_weights, take_over, unfreeze
 
@@ -126,6 +127,18 @@ def test_freezing_stops_batch_normalisation() -> None:
     assert net[1].training
 
 
+def test_freezing_stops_spectral_normalisation() -> None:
+    x, y = data()
+    net = spectral_normalize(nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 2)), 0.9)
+    model = svdkl(net)
+    freeze(model)
+    before = vb.diagnostics.features(model, x)
+    vb.fit(model, (x, y), steps=3, progress=False)
+    assert torch.equal(vb.diagnostics.features(model, x), before)
+    unfreeze(model)
+    assert all(module.training for module in net.modules())
+
+
 def test_pretraining_on_squared_errors_sets_the_maximum_likelihood_noise() -> None:
     x, y = data()
     model, _ = vb.pretrain(network(), (10 * x, 5 * y), steps=200, lr=1e-2, standardize="both", progress=False)
@@ -138,6 +151,36 @@ def test_pretraining_on_squared_errors_sets_the_maximum_likelihood_noise() -> No
     for factor in (0.9, 1.1):
         model.likelihood.noise.set(factor * found)
         assert float(model.predict(10 * x).log_prob(5 * y).mean()) < best
+
+
+def test_pretraining_in_the_dtype_of_the_network() -> None:
+    x, y = data()
+    other = torch.float32 if x.dtype == torch.float64 else torch.float64
+    model, _ = vb.pretrain(network().to(other), (x, y), steps=2, progress=False)
+    assert model.predict(x).mean.dtype == other
+    assert torch.get_default_dtype() != other
+
+
+def test_pretraining_with_weights_of_rows() -> None:
+    x, y = data()
+    weights = torch.ones_like(y)
+    weights[::2] = 0.0
+    model, _ = vb.pretrain(network(), (x, torch.where(weights > 0, y, 100.0), weights), steps=2, progress=False)
+    kept = weights > 0
+    mse = (model.predict(x[kept]).mean - y[kept]).square().mean()
+    assert torch.allclose(model.likelihood.noise.value, mse)
+    with pytest.raises(ConfigurationError, match=r"data must be \(x, y\)"):
+        vb.pretrain(network(), x, steps=2)
+
+
+def test_pretraining_leaves_modes_as_they_are() -> None:
+    x, y = data()
+    net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    net[1].eval()
+    before = net[1].running_mean.clone()
+    vb.pretrain(net, (x, y), steps=3, progress=False)
+    assert not net[1].training
+    assert torch.equal(before, net[1].running_mean)
 
 
 def test_pretraining_for_classes() -> None:

@@ -10,6 +10,7 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.layers.linear import Linear
 from vibayes.likelihoods import Gaussian, Likelihood
 from vibayes.model import Model
+from vibayes.modes import evaluating
 from vibayes.posteriors.point import Point
 from vibayes.trainable import TrainableModel
 from vibayes.training import History, fit
@@ -19,7 +20,7 @@ __all__ = ["fit_noise", "pretrain"]
 
 def pretrain(
     network: nn.Module,
-    data: tuple[Any, Any],
+    data: tuple[Any, Any] | tuple[Any, Any, Any],
     likelihood: Likelihood | None = None,
     *,
     out_features: int = 1,
@@ -39,7 +40,7 @@ def pretrain(
 
     Args:
         network: from rows to features `[N, W]`.
-        data: `(x, y)`.
+        data: `(x, y)` or `(x, y, weights)`.
         likelihood: `Gaussian(0.5, learn=False)` by default, for which the loss per row is the squared error.
         out_features: outputs of the head (classes, for a `Categorical`).
         activation: put between features and head, such as `nn.ReLU()`; none by default.
@@ -57,26 +58,32 @@ def pretrain(
     """
     if not isinstance(network, nn.Module):
         raise ConfigurationError(f"network must be a torch module, got {type(network).__name__}.")
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        raise ConfigurationError(f"data must be (x, y) or (x, y, weights), got {type(data).__name__}.")
     with torch.no_grad():
         like = next(iter(network.parameters()), torch.zeros(()))
-        was = network.training
-        found: Tensor = network.eval()(as_rows(data[0], "x", dtype=like.dtype, device=like.device)[:2])
-        network.train(was)
+        with evaluating(network):
+            found: Tensor = network(as_rows(data[0], "x", dtype=like.dtype, device=like.device)[:2])
     if found.ndim != 2:
         raise ShapeError(f"The network must give features [N, W]; it gave {list(found.shape)}. Flatten its output.")
     chosen = Gaussian(0.5, learn=False) if likelihood is None else likelihood
-    head = Linear(found.shape[1], out_features, posterior=Point(prior=False))
     middle = [] if activation is None else [activation]
-    model = Model(nn.Sequential(network, *middle, head), chosen, standardize=standardize)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(like.dtype)  # the head has the network's
+    try:
+        head = Linear(found.shape[1], out_features, posterior=Point(prior=False))
+        model = Model(nn.Sequential(network, *middle, head), chosen.to(like.dtype), standardize=standardize)
+    finally:
+        torch.set_default_dtype(before)
     model.to(like.device)
     history = fit(model, data, **{"lr": 1e-3, **training})
     if isinstance(chosen, Gaussian) and not chosen.noise.raw.requires_grad:
-        fit_noise(model, *data)
+        fit_noise(model, *data[:2], weights=data[2] if len(data) > 2 else None)
     return model, history
 
 
 @torch.no_grad()
-def fit_noise(model: TrainableModel, x: Any, y: Any, batch_size: int = 4096) -> float:
+def fit_noise(model: TrainableModel, x: Any, y: Any, batch_size: int = 4096, *, weights: Any = None) -> float:
     """Set a Gaussian likelihood's noise to its maximum likelihood value given the model's mean, the mean squared error.
 
     How the thesis gives plain networks a log likelihood after training them on squared errors (its App. "Experimental
@@ -87,6 +94,7 @@ def fit_noise(model: TrainableModel, x: Any, y: Any, batch_size: int = 4096) -> 
         x: training inputs, in user units.
         y: training targets.
         batch_size: rows predicted at once.
+        weights: of the rows, as in training: the weighted mean squared error.
 
     Returns:
         The noise variance on the scale the model trains on (the mean over targets).
@@ -94,10 +102,13 @@ def fit_noise(model: TrainableModel, x: Any, y: Any, batch_size: int = 4096) -> 
     if type(model.likelihood) is not Gaussian:
         found = type(model.likelihood).__name__
         raise ConfigurationError(f"fit_noise sets the noise of a Gaussian likelihood, got {found}.")
-    batch = model.prepare(x, y)
+    batch = model.prepare(x, y, weights)
     mean = model.predict(x, batch_size=batch_size).mean.reshape(batch.y.shape)
     errors = (model.units.targets(mean) - batch.y).square()
     noise = model.likelihood.noise
+    if batch.weights is not None:
+        share = batch.weights / batch.weights.mean()
+        errors = errors * share.reshape(-1, *[1] * (errors.ndim - 1))
     value = errors.mean(0) if noise.raw.numel() > 1 else errors.mean()
     noise.set(value.clamp_min(torch.finfo(value.dtype).tiny))  # errors of exactly zero have no logarithm
     return float(noise.value.mean())

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from vibayes.errors import ConfigurationError
 from vibayes.kernels.base import Kernel
@@ -17,6 +18,8 @@ __all__ = ["freeze", "network_weights", "take_over", "unfreeze"]
 
 # Modules of a model whose own parameters are no weights of a network; what stands inside them may be.
 _NOT_WEIGHTS = (Hyperparameter, Kernel, Likelihood, Mean)
+# Modules that change what a network computes in training mode, without any gradient.
+_KEEP_STATE = (nn.modules.batchnorm._BatchNorm, parametrizations._SpectralNorm)
 
 
 def network_weights(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -54,8 +57,8 @@ def _join(prefix: str, name: str) -> str:
 def freeze(model: nn.Module) -> list[str]:
     """Keep the weights of a model's network out of training; kernels and posteriors go on learning.
 
-    The stage "fSVDKL" of the thesis: a GP on the frozen features of a trained network. Batch normalisation is put into
-    evaluation mode, so that its averages stay as they are too.
+    The stage "fSVDKL" of the thesis: a GP on the frozen features of a trained network. Batch and spectral normalisation
+    are put into evaluation mode, so that their averages and norms stay as they are too.
 
     Returns:
         The names of the weights that were frozen.
@@ -81,7 +84,7 @@ def _set_training(model: nn.Module, train: bool) -> list[str]:
     for parameter in weights.values():
         parameter.requires_grad_(train)
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, _KEEP_STATE):
             module.train(train)
     return list(weights)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import vibayes as vb
 from vibayes.errors import ConfigurationError
-from vibayes.kernels import spectral_normalize
 from vibayes.pretraining import fit_noise
 from vibayes.stages import freeze, network_weights, take_over, unfreeze
 
@@ -129,7 +129,7 @@ def test_freezing_stops_batch_normalisation() -> None:
 
 def test_freezing_stops_spectral_normalisation() -> None:
     x, y = data()
-    net = spectral_normalize(nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 2)), 0.9)
+    net = nn.Sequential(nn.Linear(1, 40), nn.Tanh(), spectral_norm(nn.Linear(40, 30)), nn.Tanh(), nn.Linear(30, 2))
     model = svdkl(net)
     freeze(model)
     before = vb.diagnostics.features(model, x)

@@ -326,3 +326,24 @@ def test_ivon_leaves_fixed_weights() -> None:
     model.requires_grad_(False)
     with pytest.raises(ConfigurationError, match="nothing to train"):
         fit_ivon(model, (x, x[:, 0]), steps=10)
+
+
+def test_counts_and_data_are_checked() -> None:
+    x = torch.linspace(-1, 1, 12)[:, None]
+    labels = (x[:, 0] > 0).long()
+    model = vb.Model(nn.Sequential(nn.Linear(1, 3), vb.Linear(3, 2, posterior=vb.Point())), vb.Categorical())
+    vb.fit(model, (x, labels), steps=2, progress=False)
+    laplace = LastLayerLaplace(model, (x, labels))
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(ConfigurationError, match="n_samples must be at least 1"):
+            laplace.predict(x, n_samples=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="batch_size must be at least 1"):
+            laplace.predict(x, batch_size=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="n_members must be at least 1"):
+            deep_ensemble(lambda: model, (x, labels), wrong, steps=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="positive and finite, got inf"):
+        LastLayerLaplace(model, (x, labels), prior_precision=math.inf)
+    with pytest.raises(ConfigurationError, match=r"data must be \(x, y\)"):
+        LastLayerLaplace(model, x)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="takes a trained Model, got Linear"):
+        LastLayerLaplace(nn.Linear(1, 1), (x, labels))  # type: ignore[arg-type]

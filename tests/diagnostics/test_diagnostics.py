@@ -174,6 +174,13 @@ def test_wrong_arguments() -> None:
         diagnose(gp, (x, y), history=history)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="every"):
         Monitor(gp, (x, y), every=0)
+    x = torch.linspace(-1, 1, 6)[:, None]
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian())
+    gp.condition(x, x[:, 0])
+    with pytest.raises(ConfigurationError, match=r"data must be \(x, y\)"):
+        diagnose(gp, x)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"test must be \(x, y\)"):
+        diagnose(gp, (x, x[:, 0]), x)  # type: ignore[arg-type]
 
 
 def test_predictions_without_a_mean_are_watched_and_diagnosed() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from vibayes.data import check_count
 from vibayes.errors import ConfigurationError
 from vibayes.prediction import Prediction
 from vibayes.trainable import TrainableModel
@@ -66,6 +67,7 @@ def deep_ensemble(
     >>> len(ensemble), ensemble.predict(x).n_draws
     (3, 3)
     """
+    check_count(n_members, "n_members")
     models = []
     with torch.random.fork_rng(devices=[]):
         for r in range(n_members):

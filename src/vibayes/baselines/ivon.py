@@ -33,6 +33,8 @@ class IvonPosterior:
     def predict(self, x: Any, n_samples: int = 100, batch_size: int | None = None) -> Prediction:
         """The mixture over draws of the weights, in user units."""
         check_count(n_samples, "n_samples")
+        if batch_size is not None:
+            check_count(batch_size, "batch_size")
         model = self.model
         rows = model.prepare_inputs(x)
         draws = []
@@ -95,6 +97,7 @@ def fit_ivon(
             "Linear(..., posterior=Point(prior=False))."
         )
     check_count(steps, "steps")
+    check_count(mc_samples, "mc_samples")
     if not (lr > 0 and prior_precision > 0 and hess_init > 0):
         raise ConfigurationError("lr, prior_precision and hess_init must be positive.")
     batches = as_batches(data, batch_size, seed)

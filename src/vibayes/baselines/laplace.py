@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vibayes.data import check_count
 from vibayes.diagnostics.prior import seen_by_kernel
 from vibayes.errors import ConfigurationError
 from vibayes.layers.linear import Linear
@@ -34,7 +35,7 @@ class LastLayerLaplace:
     Args:
         model: trained; its network ends in `Linear(..., posterior=Point())` and has no other random layer. Likelihood
             `Gaussian`, `Bernoulli`, `Categorical` or `Poisson`.
-        data: `(x, y)`, its training data, in user units.
+        data: `(x, y)` or `(x, y, weights)`, its training data, in user units.
         prior_precision: `tau`; chosen by the evidence when None.
 
     >>> import vibayes as vb
@@ -48,6 +49,10 @@ class LastLayerLaplace:
 
     @torch.no_grad()
     def __init__(self, model: Model, data: tuple[Any, Any], prior_precision: float | None = None) -> None:
+        if not isinstance(model, Model):
+            raise ConfigurationError(f"LastLayerLaplace takes a trained Model, got {type(model).__name__}.")
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+            raise ConfigurationError(f"data must be (x, y) or (x, y, weights), got {type(data).__name__}.")
         layers = list(model.layers.values())
         last = layers[-1] if layers else None
         if not isinstance(last, Linear) or not isinstance(last.posterior, Point) or model.output_layer is not last:
@@ -61,8 +66,8 @@ class LastLayerLaplace:
                 f"LastLayerLaplace is for Gaussian, Bernoulli, Categorical and Poisson likelihoods, not "
                 f"{type(model.likelihood).__name__}."
             )
-        if prior_precision is not None and not prior_precision > 0:
-            raise ConfigurationError(f"prior_precision must be positive, got {prior_precision}.")
+        if prior_precision is not None and not 0 < prior_precision < math.inf:
+            raise ConfigurationError(f"prior_precision must be positive and finite, got {prior_precision}.")
         self.model, self.layer = model, last
         self.weight: Tensor = last.posterior.weight.detach().clone()  # [K, P]
         batch = model.prepare(*data)
@@ -110,6 +115,9 @@ class LastLayerLaplace:
             n_samples: draws of the logits, for classes; other likelihoods integrate the Gaussian.
             batch_size: rows at once.
         """
+        check_count(n_samples, "n_samples")
+        if batch_size is not None:
+            check_count(batch_size, "batch_size")
         rows = self.model.prepare_inputs(x)
         noise = torch.randn(n_samples, self.weight.numel(), dtype=rows.dtype, device=rows.device)
         parts = [self._predict_rows(part, noise) for part in torch.split(rows, batch_size or _ROWS)]

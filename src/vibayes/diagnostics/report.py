@@ -173,6 +173,9 @@ def diagnose(
             "history must be a vibayes.diagnostics.Monitor, which fit(..., callback=monitor) fills; got "
             f"{type(history).__name__}."
         )
+    for name, pair in (("data", data), ("test", test)):
+        if pair is not None and (not isinstance(pair, tuple | list) or len(pair) != 2):
+            raise ConfigurationError(f"{name} must be (x, y).")
     x, y = data
     batch = model.prepare(x, y)
     n = len(batch.x)

@@ -41,8 +41,12 @@ def status(experiment: Experiment) -> str:
 
 def words(given: Sequence[str] | None) -> list[str] | None:
     """Names from options that may hold several, with commas between them."""
-    found = [part.strip() for text in given or () for part in text.split(",") if part.strip()]
-    return found or None
+    if not given:
+        return None
+    found = [part.strip() for text in given for part in text.split(",") if part.strip()]
+    if not found:  # such as a variable of a shell that is not set
+        raise ConfigurationError(f"An option got no name, but {given[0]!r}; leave it out to choose all.")
+    return found
 
 
 def typed_value(text: str) -> Any:
@@ -147,6 +151,8 @@ def run_experiment(
     for key, value in {"group": group, "chunk": chunk}.items():
         if value is not None and value < 1:
             raise ConfigurationError(f"--{key} must be a positive whole number, got {value}.")
+    if not checkpoint_seconds >= 0:
+        raise ConfigurationError(f"--checkpoint-seconds must not be negative, got {checkpoint_seconds}.")
     units = expand(experiment, selection)
     _check_data(sorted({unit.dataset for unit in units}))
     settings = Settings(

@@ -7,6 +7,9 @@ from vibayes.errors import ConfigurationError
 
 __all__ = ["check_name", "parse_numbers", "pick"]
 
+# The largest number in a range that is typed: a slip of the finger must not fill the memory.
+_MOST = 99_999
+
 
 def check_name(name: str, known: Collection[str], what: str) -> str:
     """`name` as the registry spells it.
@@ -48,5 +51,7 @@ def parse_numbers(text: str, what: str = "splits") -> list[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise ConfigurationError(f"{what} are whole numbers and ranges such as 0-4,7; got {text!r}.")
-        found.update(range(int(first), int(last if dash else first) + 1))
+        if int(last or first) > _MOST:
+            raise ConfigurationError(f"{what} are numbers up to {_MOST:,}; got {text!r}.")
+        found.update(range(int(first), int(last or first) + 1))
     return sorted(found)

@@ -41,11 +41,11 @@ def _is_number(value: Any) -> bool:
 
 def _is_curve(value: Any) -> bool:
     """Whether there are as many bounds (null for NaN) as steps; a run that ended at once has none."""
-    parts = [value.get(key, []) for key in ("step", "elbo_per_datapoint")] if isinstance(value, dict) else [None]
-    return (
-        all(isinstance(part, list) and all(v is None or _is_number(v) for v in part) for part in parts)
-        and len({len(part) for part in parts}) == 1
-    )
+    if not isinstance(value, dict):
+        return False
+    parts = [value.get(key, []) for key in ("step", "elbo_per_datapoint")]
+    right = all(isinstance(part, list) and all(v is None or _is_number(v) for v in part) for part in parts)
+    return right and len(parts[0]) == len(parts[1])
 
 
 # What tables and the report compute with.

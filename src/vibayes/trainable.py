@@ -225,7 +225,7 @@ class TrainableModel(nn.Module, ABC):
         self.ready.fill_(True)
 
     def elbo(self, x: Any, y: Any, n_samples: int = 10, n_data: int | None = None, kl_weight: float = 1.0) -> Elbo:
-        """The evidence lower bound for these data, differentiable.
+        """The evidence lower bound for these data, differentiable, also with respect to inputs that ask for it.
 
         Plain torch modules such as `nn.BatchNorm1d` and `nn.Dropout` behave as the model's mode says, as in a loop of
         your own: `model.eval()` first for the bound of a trained model. (Predictions are always made in that mode.)
@@ -239,6 +239,9 @@ class TrainableModel(nn.Module, ABC):
         """
         check_count(n_samples, "n_samples")
         batch = self.prepare(x, y)
+        if isinstance(x, Tensor) and x.requires_grad:  # such as features that a network outside the model makes
+            rows = self.units.inputs(x.to(self.device, torch.promote_types(x.dtype, self.dtype)))
+            batch = Batch(rows.to(self.dtype), batch.y, batch.weights)
         total = len(batch.x) if n_data is None else check_count(n_data, "n_data")
         bound = self(batch.x, batch.y, scale=total / len(batch.x), n_samples=n_samples)
         return Elbo.of(

@@ -88,3 +88,35 @@ def test_gradients_are_those_of_the_bound(name: str) -> None:
         expected = (above - below) / (2 * step)
         found = torch.zeros(()) if gradient is None else (gradient * direction).sum()
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda m, n=parameter_name: f"{n}: {m}")
+
+
+def _model(name: str, z: Tensor) -> vb.Model | vb.ExactGP:
+    if name == "exact":
+        return vb.ExactGP(vb.SquaredExponential(D), vb.Gaussian(0.1), standardize="both")
+    if name == "deep":
+        network = nn.Sequential(gp(vb.GlobalInducing()), gp(vb.GlobalInducing(), 1))
+        return vb.Model(network, vb.Gaussian(0.1), inducing=z, standardize="both")
+    layers = [vb.Linear(D, 5), nn.Tanh(), vb.Linear(5, 1, posterior=vb.MeanField())]
+    return vb.Model(nn.Sequential(*layers), vb.Gaussian(0.1), inducing=z)
+
+
+@pytest.mark.parametrize("name", ["exact", "deep", "network"])
+def test_bounds_have_gradients_with_respect_to_inputs(name: str) -> None:
+    """Where they ask for them, as features of an encoder outside of the model do, and by `torch.func`."""
+    torch.manual_seed(0)
+    x, y = 3.0 + 2.0 * torch.randn(N, D), torch.randn(N)
+    model = _model(name, x[:M])
+    model.initialize(x, y)
+
+    def bound(rows: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return model.elbo(rows, y, n_samples=S).value
+
+    asking = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(bound(asking), asking)
+    assert torch.allclose(torch.func.grad(bound)(x), found, rtol=1e-10, atol=1e-12)
+    for row, column in ((0, 0), (3, 1), (N - 1, 0)):
+        step = torch.zeros_like(x)
+        step[row, column] = 1e-5
+        slope = (bound(x + step) - bound(x - step)) / 2e-5
+        assert float(found[row, column]) == pytest.approx(slope.item(), rel=1e-5, abs=1e-6)

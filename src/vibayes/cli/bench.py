@@ -26,6 +26,7 @@ Priors = Annotated[list[str] | None, typer.Option(help="Only these priors.")]
 Splits = Annotated[str | None, typer.Option(help="Only these splits, such as 0-4,7.")]
 Steps = Annotated[int | None, typer.Option(help="Training steps, instead of the experiment's.")]
 Dtype = Annotated[str | None, typer.Option(help="float32 or float64.")]
+Preset = Annotated[str | None, typer.Option(help="A named start or schedule; `vibayes bench show` lists them.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Another option, KEY=VALUE, such as lr=0.01.")]
 
 
@@ -58,6 +59,7 @@ def run(
     splits: Splits = None,
     steps: Steps = None,
     dtype: Dtype = None,
+    preset: Preset = None,
     changes: Changes = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU where there is one.")] = None,
     executor: Annotated[str, typer.Option(help="Where groups train: process (this one), processes, ray.")] = "process",
@@ -81,7 +83,7 @@ def run(
     """
     chosen = commands.select(
         datasets=datasets, models=models, depths=depths, priors=priors, splits=splits, steps=steps, dtype=dtype,
-        changes=changes,
+        changes=changes, preset=preset,
     )  # fmt: skip
     if get(name).script:
         from vibayes.cli.bench_output import draw_figures
@@ -119,12 +121,13 @@ def table(
     splits: Splits = None,
     steps: Steps = None,
     dtype: Dtype = None,
+    preset: Preset = None,
     changes: Changes = None,
 ) -> None:
     """Set the numbers of an experiment beside the thesis's, with standard errors and a verdict."""
     chosen = commands.select(
         datasets=datasets, models=models, depths=depths, priors=priors, splits=splits, steps=steps, dtype=dtype,
-        changes=changes,
+        changes=changes, preset=preset,
     )  # fmt: skip
     print(commands.table(name, chosen, out=out, form=form, everything=everything, need_folder=True), end="")
 

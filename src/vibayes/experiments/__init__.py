@@ -11,8 +11,9 @@ from typing import Any
 from vibayes.errors import ConfigurationError
 from vibayes.experiments.catalogue import EXPERIMENTS, get, register
 from vibayes.experiments.experiment import Experiment, ModelSpec
+from vibayes.experiments.starting import start
 
-__all__ = ["EXPERIMENTS", "Event", "Experiment", "ModelSpec", "get", "register", "run"]
+__all__ = ["EXPERIMENTS", "Event", "Experiment", "ModelSpec", "get", "register", "run", "start"]
 
 # Called after every figure with its short name and its entry of the result file.
 Event = Callable[[str, dict[str, Any]], None]

@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     chosen.add_argument("--steps", type=int, help="training steps, instead of the experiment's")
     chosen.add_argument("--dtype", help="float32 or float64")
     chosen.add_argument("--set", dest="changes", action="append", metavar="KEY=VALUE", help="another option: lr=0.01")
+    chosen.add_argument("--preset", help="a named start or schedule; `show` lists them")
     run = actions.add_parser("run", parents=[chosen], help="run an experiment")
     run.add_argument("--device", help="cpu, cuda, cuda:1; a GPU where there is one by default")
     run.add_argument("--executor", default="process", help=f"where groups train: {', '.join(EXECUTORS)}")
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_SELECTION = ("datasets", "models", "depths", "priors", "splits", "steps", "dtype", "changes")
+_SELECTION = ("datasets", "models", "depths", "priors", "splits", "steps", "dtype", "changes", "preset")
 
 
 def _act(given: argparse.Namespace) -> int:

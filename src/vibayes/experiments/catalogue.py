@@ -106,6 +106,12 @@ _DEEP_TRAINING = {"steps": 20_000, "batch_size": 10_000, "lr": 1e-2, "kl_weight"
 # Hidden outputs have precisions of their own, and natural gradients move the last layer.
 _PSEUDO = {"precision": "full_per_output", "last": "natural"}
 
+# The appendix of chapter 4 has starts and leaves the rest to the paper on DSVI: a constant rate, single draws.
+_APPENDIX_TRAINING = {"lr": 1e-2, "lr_end": None, "lr_hold": None, "kl_warmup": None, "n_samples": 1}
+_APPENDIX_STARTS = {"precision": None, "last": None}
+# That of chapter 5 has a schedule and leaves starts open.
+_THESIS_SCHEDULE = {"lr": 1e-2, "lr_drops": [0.5], "kl_warmup": 1_000, "jitter": None}
+
 _DGP_UCI = Experiment(
     name="dgp-uci",
     title="Deep Gaussian processes with skip connections on UCI regression",
@@ -113,7 +119,9 @@ _DGP_UCI = Experiment(
     datasets=_UCI,
     splits=_UCI_SPLITS,
     models={
-        "DSVI": ModelSpec("DGP-DSVI", {"model": {"hidden_std": 1e-5}}, depths=_DEPTHS),
+        "DSVI": ModelSpec(
+            "DGP-DSVI", {"model": {"hidden_std": 1e-5}}, depths=_DEPTHS, presets={"appendix": _APPENDIX_TRAINING}
+        ),
         "local inducing": ModelSpec(
             "DGP-local",
             {
@@ -121,6 +129,15 @@ _DGP_UCI = Experiment(
                 "training": {"lr": 2e-2, "kl_warmup": 300},
             },
             depths=_DEPTHS,
+            presets={
+                "appendix": {
+                    **_APPENDIX_TRAINING,
+                    **_APPENDIX_STARTS,
+                    "local_inputs": None,
+                    "hidden_outputs": None,
+                    "log_precision": None,
+                }
+            },
         ),
         "global inducing": ModelSpec(
             "DGP",
@@ -135,6 +152,15 @@ _DGP_UCI = Experiment(
                 "training": {"lr": 2e-2, "kl_warmup": 100, "n_samples": 4},
             },
             depths=_DEPTHS,
+            presets={
+                "appendix": {
+                    **_APPENDIX_TRAINING,
+                    **_APPENDIX_STARTS,
+                    "inducing": None,
+                    "last_log_precision": None,
+                    "hidden_variance": None,
+                }
+            },
         ),
     },
     options={
@@ -144,6 +170,12 @@ _DGP_UCI = Experiment(
     },
     metrics=_REGRESSION_METRICS,
     tables=("tab_gi_uci_dsvi2_lls", "tab_gi_uci_dsvi2_rmse", "tab_gi_uci_dsvi2_elbos"),
+    presets={
+        "appendix": "starts as in the appendix of chapter 4: global inducing inputs and the last pseudo-outputs "
+        "at the first rows and their targets, log precision 0, those of hidden layers standard normal, -4; local ones "
+        "standard normal throughout, log precision 0; one full precision for all outputs of a layer. Adam at a rate "
+        "of 0.01, one draw, no annealing, after the paper on DSVI."
+    },
     note=(
         "Published splits. Log likelihood and RMSE in original units, ELBO per data point on standardised targets. "
         "Precisions of pseudo-outputs are full matrices, one for every output. Chosen, as the thesis leaves it open: "
@@ -168,12 +200,17 @@ _DWP_UCI = Experiment(
     splits=_UCI_SPLITS,
     models={
         "DGP": ModelSpec(
-            "DGP", {"model": {"log_precision": 2.0, "hidden_outputs": "inputs", "jitter": 1e-8}}, depths=_DEPTHS
+            "DGP",
+            {"model": {"log_precision": 2.0, "hidden_outputs": "inputs", "jitter": 1e-8}},
+            depths=_DEPTHS,
+            presets={"thesis": _THESIS_SCHEDULE},
         ),
-        "DWP": ModelSpec("DWP", {"training": {"kl_warmup": 1_000}}, depths=_DEPTHS),
-        "DWP-A": ModelSpec("DWP-A", depths=_DEPTHS),
-        "DWP-AB": ModelSpec("DWP-AB", depths=_DEPTHS),
-        "DIWP": ModelSpec("DIWP", depths=(3,)),
+        "DWP": ModelSpec(
+            "DWP", {"training": {"kl_warmup": 1_000}}, depths=_DEPTHS, presets={"thesis": _THESIS_SCHEDULE}
+        ),
+        "DWP-A": ModelSpec("DWP-A", depths=_DEPTHS, presets={"thesis": _THESIS_SCHEDULE}),
+        "DWP-AB": ModelSpec("DWP-AB", depths=_DEPTHS, presets={"thesis": _THESIS_SCHEDULE}),
+        "DIWP": ModelSpec("DIWP", depths=(3,), presets={"thesis": _THESIS_SCHEDULE}),
     },
     options={
         "data": _UCI_DATA,
@@ -189,6 +226,10 @@ _DWP_UCI = Experiment(
     },
     metrics=_REGRESSION_METRICS,
     tables=("tab_dwp_uci_comb", "tab_dwp_uci_genwish", "tab_dwp_uci_elbos", "tab_dwp_uci_lls", "tab_dwp_uci_rmses"),
+    presets={
+        "thesis": "the schedule of the thesis: a rate of 0.01, a tenth after half of the steps, a KL weight that rises "
+        "over the first 1,000; jitter 1e-6."
+    },
     note=(
         "Published splits. Log likelihood and RMSE in original units, ELBO per data point on standardised targets. "
         "Chosen, as the thesis leaves it open: 100 inducing points, which start at the first training rows; full "
@@ -197,7 +238,7 @@ _DWP_UCI = Experiment(
         "noise in hidden layers; jitter 1e-6 of the variance, for deep GPs 1e-8 (in float32 set 1e-6); a rate of "
         "0.02, a tenth after half and a hundredth after 85% of the steps, where the thesis has 0.01 and a tenth "
         "after half; a KL weight that rises to 1 over the first 5,000 steps, for plain DWP and in the thesis over "
-        "1,000: lr=0.01, lr_drops=[0.5], kl_warmup=1000, jitter=null are its settings "
+        "1,000: its settings are the preset thesis "
         "(docs/decisions/deep-gp-start.md, wishart-start.md). DIWP: our own run of the model whose log likelihoods "
         "the thesis quotes, degrees of freedom learned from 50."
     ),

@@ -81,6 +81,7 @@ def select(
     steps: int | None = None,
     dtype: str | None = None,
     changes: Sequence[str] | None = None,
+    preset: str | None = None,
 ) -> Selection:
     """A selection from what was typed; `changes` are `KEY=VALUE` with JSON values."""
     changed: dict[str, Any] = {}
@@ -89,7 +90,7 @@ def select(
         if not equals:
             raise ConfigurationError(f"--set takes KEY=VALUE, such as lr=0.01; got {text!r}.")
         changed[key.strip()] = typed_value(value)
-    return Selection(words(datasets), words(models), depths, words(priors), splits, steps, dtype, changed)
+    return Selection(words(datasets), words(models), depths, words(priors), splits, steps, dtype, changed, preset)
 
 
 def describe(name: str) -> str:
@@ -103,6 +104,7 @@ def describe(name: str) -> str:
     if e.needs or e.script:
         return "\n".join(lines)
     lines.append(f"  metrics: {', '.join(e.metrics)}")
+    lines += [f"  --preset {preset}: {what}" for preset, what in e.presets.items()]
     for members in by_family(expand(e)).values():
         unit = members[0]
         lines.append(f"\n  {unit.title}: {len(members)} splits, {steps_of(unit)} steps  ({unit.family.name})")
@@ -206,7 +208,8 @@ def _conclude(summary: Summary, experiment: Experiment, selection: Selection, ou
 
 def _option_flags(selection: Selection) -> list[str]:
     """What was typed to change options."""
-    flags = [] if selection.steps is None else ["--steps", str(selection.steps)]
+    flags = [] if selection.preset is None else ["--preset", selection.preset]
+    flags += [] if selection.steps is None else ["--steps", str(selection.steps)]
     flags += [] if selection.dtype is None else ["--dtype", selection.dtype]
     return flags + _set_flags(selection.changes)
 
@@ -281,15 +284,25 @@ def _other_options(experiment: Experiment, selection: Selection, units: Sequence
             continue
         unit = own.get(_kind(result["dataset"], result["model"], result["options"]))
         if unit is not None:
-            changes = option_changes(unit.options, result["options"])
-            found.setdefault(shlex.join(_set_flags(changes)) or "no change", []).append(
-                f"{unit.title} ({len(files)} runs)"
-            )
+            flags = _flags_between(experiment, unit, result["options"])
+            found.setdefault(shlex.join(flags) or "no change", []).append(f"{unit.title} ({len(files)} runs)")
     return [f"`{flags}`: {', '.join(titles)}" for flags, titles in found.items()]
 
 
+def _flags_between(experiment: Experiment, unit: Unit, options: Mapping[str, Any]) -> list[str]:
+    """What is typed to have these options instead of a run's own: a preset where that is all, or changes."""
+    chosen = unit.options["model"]
+    for preset in experiment.models[unit.model].presets:
+        named = experiment.options_of(
+            unit.model, unit.dataset, depth=chosen.get("depth"), prior=chosen.get("prior"), preset=preset
+        )
+        if named == options:
+            return ["--preset", preset]
+    return _set_flags(option_changes(unit.options, options))
+
+
 def _unchanged(selection: Selection) -> Selection:
-    return replace(selection, steps=None, dtype=None, changes={})
+    return replace(selection, steps=None, dtype=None, changes={}, preset=None)
 
 
 def _kind(dataset: str, model: str, options: Mapping[str, Any]) -> tuple[Any, ...]:

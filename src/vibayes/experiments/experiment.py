@@ -47,6 +47,7 @@ class ModelSpec:
         priors: the priors it is built with; each becomes `model.prior`. Empty: it has none.
         columns: further columns of the thesis's table that tell this model's rows, such as `feature_dim`.
         datasets: the data sets it is run on; all of the experiment's when empty.
+        presets: what each preset of the experiment changes of this model's options, as `override` takes it.
     """
 
     builder: str
@@ -56,6 +57,7 @@ class ModelSpec:
     priors: tuple[str, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     datasets: tuple[str, ...] = ()
+    presets: Mapping[str, Options] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Experiment:
         needs: what is missing before it can run; empty when nothing is.
         script: a module whose function `run` draws figures, for experiments that are not a sweep.
         runs_of: the experiment whose runs these are, where the same runs stand for tables of their own.
+        presets: other starts and schedules that have a name, and what each is.
     """
 
     name: str
@@ -93,17 +96,24 @@ class Experiment:
     needs: str = ""
     script: str = ""
     runs_of: str = ""
+    presets: Mapping[str, str] = field(default_factory=dict)
 
-    def options_of(self, model: str, dataset: str) -> dict[str, Any]:
-        """All options of one model on one data set: the experiment's, then the data set's, then the model's."""
+    def options_of(
+        self, model: str, dataset: str, *, depth: int | None = None, prior: str | None = None, preset: str | None = None
+    ) -> dict[str, Any]:
+        """All options of one model on one data set: the experiment's, the data set's, the model's, the preset's."""
         spec = self.models[model]
-        return merge(
+        options = merge(
             {"data": {}, "model": {}, "training": {}, "dtype": "float64", "seed": 0},
             self.options,
             self.by_dataset.get(dataset, {}),
             spec.options,
             spec.by_dataset.get(dataset, {}),
         )
+        options["model"] |= {k: v for k, v in {"depth": depth, "prior": prior}.items() if v is not None}
+        for key, value in (spec.presets[preset] if preset is not None else {}).items():
+            options = override(options, key, value)
+        return options
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from vibayes.experiments.names import check_name, parse_numbers, pick
 from vibayes.experiments.options import check_value
 from vibayes.experiments.results import code_digest, finished, write_file
 
-__all__ = ["WORK", "Group", "Selection", "by_family", "expand", "plan", "tidy"]
+__all__ = ["WORK", "Group", "Selection", "by_family", "check_preset", "expand", "plan", "tidy"]
 
 # Where a sweep keeps its checkpoints and claims, below the folder of results.
 WORK = ".work"
@@ -38,6 +38,7 @@ class Selection:
         steps: how many training steps.
         dtype: `"float32"` or `"float64"`.
         changes: other options by name, such as `{"lr": 0.01}`.
+        preset: the name of a start or schedule of the experiment's; only models that have it are selected.
     """
 
     datasets: Sequence[str] | None = None
@@ -48,6 +49,7 @@ class Selection:
     steps: int | None = None
     dtype: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    preset: str | None = None
 
 
 def expand(experiment: Experiment, selection: Selection | None = None) -> list[Unit]:
@@ -56,7 +58,8 @@ def expand(experiment: Experiment, selection: Selection | None = None) -> list[U
     if experiment.needs:
         raise ConfigurationError(f"{experiment.name} needs {experiment.needs}, not available yet.")
     names = pick(chosen.datasets, experiment.datasets, f"data set of {experiment.name}")
-    models = _models(experiment, chosen)
+    preset = None if chosen.preset is None else check_preset(experiment, chosen.preset)
+    models = _models(experiment, chosen, preset)
     splits = None if chosen.splits is None else parse_numbers(chosen.splits)
     depths = None if chosen.depths is None else parse_numbers(chosen.depths, "depths")
     _check_axis(experiment, "depths", depths, {d for m in models for d in experiment.models[m].depths})
@@ -77,7 +80,8 @@ def expand(experiment: Experiment, selection: Selection | None = None) -> list[U
                 continue
             for depth in _axis(spec.depths, depths):
                 for prior in _axis(spec.priors, priors):
-                    options = _changed(experiment.options_of(model, dataset), chosen, depth, prior)
+                    options = experiment.options_of(model, dataset, depth=depth, prior=prior, preset=preset)
+                    options = _changed(options, chosen)
                     units += [
                         Unit(
                             experiment=experiment.runs_of or experiment.name,
@@ -105,14 +109,27 @@ def _axis(known: Sequence[T], wanted: Sequence[T] | None) -> list[T | None]:
     return [value for value in known if wanted is None or value in wanted] if known else [None]
 
 
-def _models(experiment: Experiment, chosen: Selection) -> list[str]:
+def check_preset(experiment: Experiment, name: str) -> str:
+    """The name of a preset of an experiment, or an error that lists them."""
+    if not experiment.presets:
+        raise ConfigurationError(f"{experiment.name} has no presets; leave --preset out.")
+    return check_name(name, experiment.presets, f"preset of {experiment.name}")
+
+
+def _models(experiment: Experiment, chosen: Selection, preset: str | None) -> list[str]:
     there = available(experiment)
+    having = [name for name in there if preset is None or preset in experiment.models[name].presets]
     if chosen.models is None:
-        return there
+        return having
     names = [check_name(name, experiment.models, f"model of {experiment.name}") for name in chosen.models]
     for name in names:
         if name not in there:
             raise ConfigurationError(f"{name} of {experiment.name} is not available yet; there is {', '.join(there)}.")
+        if name not in having:
+            raise ConfigurationError(
+                f"{name} of {experiment.name} has no preset {preset!r}; {', '.join(having)} "
+                f"{'have' if len(having) > 1 else 'has'}."
+            )
     return [name for name in there if name in names]
 
 
@@ -125,10 +142,8 @@ def _check_axis(experiment: Experiment, what: str, wanted: Sequence[Any] | None,
         check_name(str(value), [str(k) for k in sorted(known)], what[:-1])
 
 
-def _changed(options: dict[str, Any], chosen: Selection, depth: int | None, prior: str | None) -> dict[str, Any]:
-    for key, value in {"depth": depth, "prior": prior}.items():
-        if value is not None:
-            options["model"][key] = value
+def _changed(options: dict[str, Any], chosen: Selection) -> dict[str, Any]:
+    """Options with what was asked for by hand, which comes last."""
     if chosen.steps is not None:
         if chosen.steps < 1:
             raise ConfigurationError(f"steps must be a positive whole number, got {chosen.steps}.")

@@ -14,6 +14,7 @@ from vibayes.experiments.__main__ import main
 from vibayes.experiments.catalogue import EXPERIMENTS, get
 from vibayes.experiments.experiment import Experiment
 from vibayes.experiments.results import write_result
+from vibayes.experiments.runner import Summary
 from vibayes.experiments.sweep import Selection, expand
 
 
@@ -141,6 +142,15 @@ def test_the_hint_after_a_run_shows_its_results(
     shown = capsys.readouterr().out
     assert "| diabetes | SVGP | test_ll |" in shown
     assert "other options" not in shown
+
+
+def test_the_hint_after_a_run_names_the_models_where_others_lack_an_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = commands.select(models=["SVDKL"], changes=["weight_decay=1e-4"])  # which sparse GPs do not have
+    commands._conclude(Summary(wanted=1, trained=1), get("dkl-uci"), chosen, tmp_path)
+    hint = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("See: "))
+    assert main([*hint[2:], "--all"]) == 0
 
 
 def test_table_before_anything_was_run(

@@ -127,6 +127,20 @@ def test_other_options_do_not_count(boston: Path) -> None:
     assert "`no change`: boston SVGP (4 runs)" in text
 
 
+def test_how_to_see_other_options_names_the_models_that_have_them(tmp_path: Path) -> None:
+    chosen = Selection(datasets=["boston"], models=["fNN", "sNN"], splits="0-1", changes={"weight_decay": 3e-4})
+    for unit in expand(catalogue.get("dkl-uci"), chosen):
+        put(tmp_path, unit, loss=1.0)
+    text = commands.table(
+        "dkl-uci", Selection(), out=tmp_path
+    )  # of all models, of which sparse GPs have no such option
+    assert "- `--models fNN,sNN --set weight_decay=0.0003`: boston fNN (2 runs), boston sNN (2 runs)" in text
+    again = commands.select(models=["fNN,sNN"], changes=["weight_decay=0.0003"])
+    assert "| boston | fNN | loss | 1.000 ± 0.000 |" in commands.table("dkl-uci", again, out=tmp_path)
+    own = commands.table("dkl-uci", Selection(models=["fNN"]), out=tmp_path)
+    assert "- `--set weight_decay=0.0003`: boston fNN (2 runs)" in own
+
+
 def test_results_with_other_options_say_how_to_see_them(tmp_path: Path) -> None:
     changes = {"lr": 0.5, "lengthscale": 2.0, "lr_drops": [0.1, 0.2], "dtype": "float32"}
     chosen = Selection(datasets=["boston", "energy"], models=["SVGP"], splits="0-1", changes=changes)

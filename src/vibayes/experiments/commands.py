@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -200,7 +200,9 @@ def _conclude(summary: Summary, experiment: Experiment, selection: Selection, ou
     if summary.left:
         return
     if experiment.tables:
-        shown = ["vibayes", "bench", "table", experiment.name, "--out", str(out), *_option_flags(selection)]
+        asked = replace(selection, datasets=None, models=None, depths=None, priors=None, splits=None)
+        flags = [*_model_flags(experiment, asked, selection.models or ()), *_option_flags(selection)]
+        shown = ["vibayes", "bench", "table", experiment.name, "--out", str(out), *flags]
         print(f"See: {shlex.join(shown)}")
     else:  # no numbers of the thesis to set them beside
         print(f"Results: {out / (experiment.runs_of or experiment.name)}")
@@ -212,6 +214,15 @@ def _option_flags(selection: Selection) -> list[str]:
     flags += [] if selection.steps is None else ["--steps", str(selection.steps)]
     flags += [] if selection.dtype is None else ["--dtype", selection.dtype]
     return flags + _set_flags(selection.changes)
+
+
+def _model_flags(experiment: Experiment, selection: Selection, models: Iterable[str]) -> list[str]:
+    """`--models` with these, where others of the selected models do not know an option that is changed."""
+    try:
+        expand(experiment, selection)
+    except ConfigurationError:
+        return ["--models", ",".join(dict.fromkeys(models))]
+    return []
 
 
 def _set_flags(changes: Mapping[str, Any]) -> list[str]:
@@ -273,7 +284,8 @@ def _other_options(experiment: Experiment, selection: Selection, units: Sequence
     """The selected runs' results with options that the table does not show: how to see them, and what they are of."""
     shown = {str(unit.family) for unit in units}
     own = {_kind(u.dataset, u.model, u.options): u for u in expand(experiment, _unchanged(selection))}
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[tuple[Unit, str]]] = {}
+    changed: dict[str, Selection] = {}
     for folder in sorted({p.parent for p in (out / (experiment.runs_of or experiment.name)).glob("*/*/split-*.json")}):
         files = sorted(folder.glob("split-*.json"))
         if folder.relative_to(out).as_posix() in shown:
@@ -284,21 +296,29 @@ def _other_options(experiment: Experiment, selection: Selection, units: Sequence
             continue
         unit = own.get(_kind(result["dataset"], result["model"], result["options"]))
         if unit is not None:
-            flags = _flags_between(experiment, unit, result["options"])
-            found.setdefault(shlex.join(flags) or "no change", []).append(f"{unit.title} ({len(files)} runs)")
-    return [f"`{flags}`: {', '.join(titles)}" for flags, titles in found.items()]
+            preset, changes = _difference(experiment, unit, result["options"])
+            asked = replace(_unchanged(selection), changes=changes, preset=preset)
+            flags = shlex.join(_option_flags(asked))
+            changed[flags] = asked
+            found.setdefault(flags, []).append((unit, f"{unit.title} ({len(files)} runs)"))
+    lines = []
+    for flags, runs in found.items():
+        models = shlex.join(_model_flags(experiment, changed[flags], (unit.model for unit, _ in runs)))
+        how = " ".join(filter(None, (models, flags))) or "no change"
+        lines.append(f"`{how}`: {', '.join(title for _, title in runs)}")
+    return lines
 
 
-def _flags_between(experiment: Experiment, unit: Unit, options: Mapping[str, Any]) -> list[str]:
-    """What is typed to have these options instead of a run's own: a preset where that is all, or changes."""
+def _difference(experiment: Experiment, unit: Unit, options: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """What makes these options of a run's own: a preset where that is all, or changes."""
     chosen = unit.options["model"]
     for preset in experiment.models[unit.model].presets:
         named = experiment.options_of(
             unit.model, unit.dataset, depth=chosen.get("depth"), prior=chosen.get("prior"), preset=preset
         )
         if named == options:
-            return ["--preset", preset]
-    return _set_flags(option_changes(unit.options, options))
+            return preset, {}
+    return None, option_changes(unit.options, options)
 
 
 def _unchanged(selection: Selection) -> Selection:

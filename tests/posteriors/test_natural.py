@@ -22,13 +22,15 @@ def kernel() -> vb.SquaredExponential:
     return vb.SquaredExponential(2, lengthscale=0.8, variance=1.5)
 
 
-def one_layer(kind: str, x: Tensor, likelihood: vb.likelihoods.Likelihood, outputs: int = 1) -> vb.Model:
+def one_layer(
+    kind: str, x: Tensor, likelihood: vb.likelihoods.Likelihood, outputs: int = 1, mean: float = 0.0
+) -> vb.Model:
     posterior: vb.posteriors.Posterior
     if kind == "global":
         posterior = vb.GlobalInducing("natural")
     else:
         posterior = vb.LocalInducing(M, form="pseudo", precision="natural", inputs=x[:M])
-    layer = vb.GP(outputs, kernel=kernel(), posterior=posterior)
+    layer = vb.GP(outputs, kernel=kernel(), mean=vb.ConstantMean(mean), posterior=posterior)
     return vb.Model(layer, likelihood, inducing=x[:M] if kind == "global" else None).double()
 
 
@@ -44,12 +46,14 @@ def steps(model: vb.Model, rows: tuple[Tensor, ...], count: int, rate: float, **
 
 
 @pytest.mark.parametrize("kind", ["global", "local"])
-@pytest.mark.parametrize("targets", [1, 2])
-def test_one_whole_step_reaches_the_optimum_of_a_gaussian_likelihood(kind: str, targets: int) -> None:
+@pytest.mark.parametrize(("targets", "mean"), [(1, 0.0), (2, 0.0), (2, 3.0)])
+def test_one_whole_step_reaches_the_optimum_of_a_gaussian_likelihood(kind: str, targets: int, mean: float) -> None:
     x, y = data(targets)
-    noise = [0.05, 0.2][:targets]
-    model = one_layer(kind, x, vb.Gaussian(torch.tensor(noise), out_features=targets), targets)
-    sparse = vb.SGPR(kernel(), vb.Gaussian(torch.tensor(noise), out_features=targets), inducing=x[:M]).double()
+    noise = torch.tensor([0.05, 0.2][:targets])
+    model = one_layer(kind, x, vb.Gaussian(noise, out_features=targets), targets, mean)
+    sparse = vb.SGPR(
+        kernel(), vb.Gaussian(noise, out_features=targets), inducing=x[:M], mean=vb.ConstantMean(mean)
+    ).double()
     fix(model)
     steps(model, (x, y), 1, 1.0)
     assert model.elbo(x, y).value.item() == pytest.approx(sparse.elbo(x, y).value.item(), rel=1e-9)

@@ -96,6 +96,14 @@ def load(
 
     Returns:
         An object of the class that was saved.
+
+    >>> import tempfile, vibayes as vb
+    >>> model = vb.Model(vb.Linear(2, 1, posterior=vb.MeanField()), vb.Gaussian(0.1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model.save(folder)
+    ...     again = vb.load(folder)
+    >>> bool((again.network.posterior.mean == model.network.posterior.mean).all())
+    True
     """
     folder = Path(folder)
     description = _read_description(folder)

@@ -386,6 +386,21 @@ def test_a_family_without_time_is_left_out(regression: Data, monkeypatch: pytest
     assert [r.family for r in found.results] == ["gp"]
 
 
+def test_nothing_begins_when_the_budget_is_over(regression: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def train(*args: Any, **options: Any) -> Any:
+        clock[0] += 100.0  # in a budget of 60 s
+        return training.train(*args, **options | {"steps": 3})
+
+    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    found = compare(regression, seeds=1, minutes=1.0, families=["gp", "gp-matern", "deep-gp"])
+    assert [r.family for r in found.results] == ["gp"]
+    assert found.skipped.keys() == {"gp-matern", "deep-gp"}
+    assert all("others took all of it" in reason for reason in found.skipped.values())
+
+
 class Interrupting(Silent):
     """Presses control-C while a family trains."""
 

@@ -113,6 +113,33 @@ def test_sensitivity_is_the_total_effect_index() -> None:
     assert sensitivity(model, three_columns(), x)[0].column == "x1"
 
 
+def test_sensitivity_of_an_exact_gp_is_of_its_predictive_mean() -> None:
+    """The GP's own means, which are taken from one factorization, give what its predictions give."""
+    gp, x, _ = fitted()
+    names = Encoder([Column(name, "number", (name,)) for name in ("x1", "x2")])
+    means: Any = Function(lambda x: gp.predict(x).mean[:, None] / gp.units.y_scale)
+    wanted = sensitivity(means, names, x)
+    found = sensitivity(gp, names, x)
+    assert [entry.column for entry in found] == [entry.column for entry in wanted]
+    np.testing.assert_allclose([e.share for e in found], [e.share for e in wanted], rtol=1e-6)
+
+
+def test_sensitivity_of_many_columns_predicts_no_more_rows() -> None:
+    rows = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        rows.append(len(x))
+        return x[:, :1] + 0.5 * x[:, 7:8]
+
+    torch.manual_seed(0)
+    many = Encoder([Column(f"x{i}", "number", (f"x{i}",)) for i in range(300)])
+    model: Any = Function(function)
+    found = sensitivity(model, many, torch.randn(1000, 300))
+    assert sum(rows) < 41_000
+    assert [entry.column for entry in found[:2]] == ["x0", "x7"]
+    assert all(entry.share == 0.0 for entry in found[2:])
+
+
 def test_sensitivity_of_classes_and_constants() -> None:
     torch.manual_seed(0)
     x = torch.randn(300, 3)

@@ -162,6 +162,7 @@ def compare(
         raise ConfigurationError("A comparison needs held-out rows; let it hold out more than none.")
     shown = display or Silent()
     begin = time.monotonic()
+    end = begin + 60.0 * minutes
     deadline = begin + FOR_TRAINING * 60.0 * minutes
     problem = data.problem(data.train, minutes)
     chosen, skipped = choose(problem, families)
@@ -172,7 +173,11 @@ def compare(
     shares = {family.name: family.time_share(problem) for family in chosen}
     try:
         for family in sorted(chosen, key=lambda family: not family.ranked):
-            left = max(deadline - time.monotonic(), 0.0)  # nobody is left without any time where others took too much
+            if steps is None and results and time.monotonic() > end:
+                skipped[family.name] = "no time: others took all of it; give it a larger budget"
+                shown.say(f"{family.title}: {skipped[family.name]}")
+                continue
+            left = max(deadline - time.monotonic(), 0.0)  # a little for everybody until the budget is over
             seconds = max(left * shares[family.name] / sum(shares.values()), 0.02 * 60.0 * minutes)
             del shares[family.name]
             if not family.ranked and not results:

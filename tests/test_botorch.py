@@ -92,6 +92,23 @@ def test_draws_do_not_depend_on_the_batch_and_have_gradients() -> None:
     assert float(slope.detach().abs()) > 1e-4
 
 
+@pytest.mark.parametrize("targets", [1, 2])
+def test_a_function_without_noise(targets: int) -> None:
+    """Much variance and hardly any noise: rounding exceeds the posterior's variance, yet nothing fails."""
+    x, y = _data()
+    kernel, noise = vb.SquaredExponential(2, lengthscale=60.0, variance=3e7), vb.Gaussian(1e-6)
+    model = vb.ExactGP(kernel, noise, standardize="both").double()
+    model.condition(x, y if targets == 1 else torch.stack([y, -y], 1))
+    points = torch.rand(2, 30, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64, requires_grad=True)
+    posterior = BoTorchModel(model, n_draws=16).posterior(points)
+    truth = 10.0 - 20.0 * (points.detach() - 0.4).square().sum(-1)
+    assert torch.allclose(posterior.mean[..., 0], truth, atol=0.05)
+    drawn = posterior.rsample(torch.Size([16]))
+    assert torch.allclose(drawn[..., 0], truth.expand(16, 2, 30), atol=0.2)
+    (gradient,) = torch.autograd.grad(drawn.sum(), points)
+    assert bool(gradient.isfinite().all())
+
+
 def test_points_that_coincide_have_finite_gradients() -> None:
     wrapped = BoTorchModel(_deep(steps=20), n_draws=16)
     x = torch.rand(1, 1, 2).expand(1, 3, 2).clone().requires_grad_()

@@ -47,7 +47,8 @@ class Diagnosis:
     Attributes:
         model: name of the model's class.
         n_data: training rows.
-        numbers: everything measured, by name; see `EXPLAINED`.
+        numbers: everything measured, by name; see `EXPLAINED`. The evidence and its parts are on the scale the model
+            trains on, log likelihoods and errors in user units.
         warnings: sentences about what looks wrong.
         monitor: what was measured along training, where a `Monitor` was given.
         rho: prior correlations of training rows `[n, n]`, sorted by their first feature; None without a kernel.
@@ -74,7 +75,7 @@ class Diagnosis:
     def plot(self) -> "Figure":
         """Evidence and its parts, held-out log likelihood, and correlations (needs matplotlib).
 
-        Panels of what was not measured are left out.
+        Nats per row are those of targets in user units. Panels of what was not measured are left out.
         """
         from vibayes._figures import COLOURS, label_axes, new_figure, style
 
@@ -89,11 +90,13 @@ class Diagnosis:
             m = self.monitor
             if m is not None and "bound" in axes:
                 ax = axes["bound"]
-                ax.plot(m.step, m.bound, color=COLOURS["black"], label="evidence or bound")
+                loss = float(m.model.units.log_jacobian())  # of log densities on the way to user units
+                bound = [value - loss for value in m.bound]
+                ax.plot(m.step, bound, color=COLOURS["black"], label="evidence or bound")
                 ax.plot(m.step, m.train_ll, color=COLOURS["blue"], label="training LL")
                 if m.test is not None:
                     ax.plot(m.step, m.test_ll, color=COLOURS["vermilion"], label="held-out LL")
-                late = [v for curve in (m.bound, m.train_ll, m.test_ll) for v in curve[len(curve) // 10 :]]
+                late = [v for curve in (bound, m.train_ll, m.test_ll) for v in curve[len(curve) // 10 :]]
                 _limit(ax, late)
                 ax.legend(loc="best")
                 label_axes(ax, "Nats per row", "step", "", False)
@@ -115,7 +118,7 @@ class Diagnosis:
 
 
 EXPLAINED = {
-    "bound_per_row": "evidence or bound per row",
+    "bound_per_row": "evidence or bound per row, in the model's units",
     "data_fit": "data fit (total)",
     "complexity": "complexity (total)",
     "data_fit_share": "data fit relative to -N/2",

@@ -181,6 +181,30 @@ def test_rank_leaves_deep_kernel_learning_out() -> None:
         rank([result("dkl", [9.0])])
 
 
+def comparison(data: Data, values: dict[str, float], scores: dict[str, float] | None = None) -> module.Comparison:
+    results = [result(family, [value]) for family, value in values.items()]
+    for made in results:
+        made.trained.starts = [1.0]  # at their end
+        made.scores = [scores or {}]
+    return module.Comparison(data, results, {}, None, 1.0, 1.0)
+
+
+def test_nothing_is_said_of_families_that_were_not_trained(regression: Data) -> None:
+    values = {"gp": 1.0, "gp-matern": 0.5, "gp-two-scales": 0.4, "deep-wishart": -1.0}
+    assert "nothing deeper" not in comparison(regression, values).verdict()
+    values |= {"bnn-mean-field": 0.0, "bnn-global": 0.0, "deep-gp": 0.0}
+    assert comparison(regression, values).verdict().endswith("nothing deeper is worth its trouble.")
+
+
+def test_the_verdict_warns_of_intervals_that_are_too_narrow(regression: Data) -> None:
+    assert len(regression.test) == 16
+    values = {"gp": 1.0, "deep-gp": 0.0}
+    told = comparison(regression, values, {"coverage_95": 0.75}).verdict()
+    assert told.endswith("of the held-out values, 75% lie inside those that promise 95%.")
+    assert "narrow" not in comparison(regression, values, {"coverage_95": 0.8125}).verdict()  # 13 of 16 is chance
+    assert "narrow" not in comparison(regression, values, {"accuracy": 0.5}).verdict()
+
+
 # -- all of it --------------------------------------------------------------------------------------------------
 
 

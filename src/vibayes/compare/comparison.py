@@ -10,9 +10,9 @@ import numpy as np
 
 from vibayes.compare.data import MAX_TEST_ROWS, Data
 from vibayes.compare.display import Display, Silent
-from vibayes.compare.families import Family, Problem, choose
+from vibayes.compare.families import FAMILIES, Family, Problem, choose
 from vibayes.compare.ranking import Difference, Result, rank
-from vibayes.compare.scores import bound, log_likelihoods, scores
+from vibayes.compare.scores import LEVEL, bound, log_likelihoods, scores
 from vibayes.compare.training import NoTimeError, Trained, train
 from vibayes.conjugate.base import ConjugateModel
 from vibayes.data import check_count
@@ -102,7 +102,7 @@ class Comparison:
             return (
                 f"{said} By evidence {best[0].about.title} comes first, but on {self.validation.rows} validation rows "
                 f"that neither saw, {winner.about.title} is better by {self.validation.difference:.3f} ± "
-                f"{self.validation.stderr:.3f} nats per row."
+                f"{self.validation.stderr:.3f} nats per row.{self._caution()}"
             )
         if others:
             second, gap = others[0]
@@ -113,18 +113,30 @@ class Comparison:
         if winner.family == "gp" and others:
             said += " So the plain Gaussian process wins."
         rising = [r.about.title for r in self.results if r.about.ranked and r.rising]
+        deeper = {family.name for family in FAMILIES.values() if family.ranked and not family.gp}
         if rising:
             said += (
                 f" Still rising when their time was over: {', '.join(rising)}; a larger budget may change the ranking."
             )
-        elif winner.family == "gp" and len(others) > 2:
+        elif winner.family == "gp" and deeper <= {r.family for r in self.results}:
             said += " On this table nothing deeper is worth its trouble."
         left = [r.about.title for r in self.results if r.trained.out_of_reach]
         if left:
             said += (
                 f" Ended before their time, because their evidence would not have reached the best: {', '.join(left)}."
             )
-        return said
+        return said + self._caution()
+
+    def _caution(self) -> str:
+        """A sentence where the held-out rows contradict the winner's intervals; they do not choose it."""
+        share = self.winner.scores[self.winner.best].get("coverage_95", 1.0)
+        values = len(self.data.test) * len(self.data.target.names)
+        if share > LEVEL - 3.0 * math.sqrt(LEVEL * (1.0 - LEVEL) / values):
+            return ""
+        return (
+            f" But its intervals are too narrow: of the held-out values, {100 * share:.0f}% lie inside those that "
+            f"promise {100 * LEVEL:.0f}%."
+        )
 
 
 def compare(

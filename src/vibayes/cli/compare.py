@@ -137,6 +137,7 @@ def say_table(console: Console, data: Any) -> None:
 
 def show_comparison(console: Console, found: Any, files: dict[str, Path], again: list[str]) -> None:
     """The ranking, the verdict, and where everything is; `again` is the command that trains on all rows."""
+    from vibayes.compare.scores import nats
     from vibayes.experiments.display import duration
 
     regression = found.data.target.kind == "regression"
@@ -152,9 +153,9 @@ def show_comparison(console: Console, found: Any, files: dict[str, Path], again:
             if regression
             else [f"{100 * r.score('accuracy'):.1f}%", f"{r.score('ece'):.3f}"]
         )
-        behind = "not ranked" if not r.about.ranked else "" if gap is None else f"{gap.mean:.3f}±{gap.stderr:.3f}"
+        behind = "not ranked" if not r.about.ranked else "" if gap is None else f"{nats(gap.mean)}±{nats(gap.stderr)}"
         grid.add_row(
-            r.family, f"{r.elbo:.3f}", behind, f"{r.score('log_likelihood_standardized'):.3f}", *scores,
+            r.family, nats(r.elbo), behind, nats(r.score("log_likelihood_standardized")), *scores,
             duration(r.trained.seconds), style="bold" if r is found.winner else None,
         )  # fmt: skip
     console.print(grid)

@@ -15,7 +15,7 @@ from vibayes.compare import plots
 from vibayes.compare.comparison import Comparison
 from vibayes.compare.insight import Sensitivity, least_sure
 from vibayes.compare.ranking import Result
-from vibayes.compare.scores import LEVEL, Predicted, predict
+from vibayes.compare.scores import LEVEL, Predicted, nats, predict
 from vibayes.experiments.display import duration
 from vibayes.experiments.results import thin
 from vibayes.tables.cells import count
@@ -89,7 +89,7 @@ def _facts(winner: Result, kind: str) -> str:
             (f"{s['ece']:.3f}", "calibration error"),
             (f"{s['brier']:.3f}", "Brier score"),
         ]
-    found = f"{s['log_likelihood_standardized']:.3f} ± {s['log_likelihood_stderr']:.3f}"
+    found = f"{nats(s['log_likelihood_standardized'])} ± {nats(s['log_likelihood_stderr'])}"
     shown.append((found, "held-out log likelihood"))  # in the units of the table below
     boxes = "".join(f"<div><b>{escape(number)}</b>{escape(what)}</div>" for number, what in shown)
     return f'<p>{escape(winner.about.title)} on the held-out rows:</p><div class="facts">{boxes}</div>'
@@ -133,7 +133,7 @@ def _ranking(comparison: Comparison) -> str:
 
 def _line(comparison: Comparison, r: Result, place: str, gap: Any) -> str:
     regression = comparison.data.target.kind == "regression"
-    behind = "" if gap is None else f"{gap.mean:.3f} ± {gap.stderr:.3f}" + ("" if gap.clear else " (not clear)")
+    behind = "" if gap is None else f"{nats(gap.mean)} ± {nats(gap.stderr)}" + ("" if gap.clear else " (not clear)")
     if regression:
         scores = [f"{r.score('rmse'):.4g}", f"{100 * r.score('coverage_95'):.1f}%"]
     else:
@@ -142,8 +142,8 @@ def _line(comparison: Comparison, r: Result, place: str, gap: Any) -> str:
     seeds = count(len(r.trained.starts), "start") if r.trained.starts else str(len(r.trained.models))
     early = " (ended early)" if r.trained.interrupted else ""
     cells = [
-        place, r.about.title, f"{r.elbo:.3f} ± {r.stderr:.3f}", behind, f"{r.score('log_likelihood_standardized'):.3f}",
-        *scores, seeds, f"{steps:,}{early}", duration(r.trained.seconds),
+        place, r.about.title, f"{nats(r.elbo)} ± {nats(r.stderr)}", behind,
+        nats(r.score("log_likelihood_standardized")), *scores, seeds, f"{steps:,}{early}", duration(r.trained.seconds),
     ]  # fmt: skip
     made = line(cells, 2)
     if r is comparison.winner:

@@ -15,13 +15,22 @@ from vibayes.conjugate.base import ConjugateModel
 from vibayes.prediction import Prediction
 from vibayes.trainable import TrainableModel
 
-__all__ = ["Bounds", "Predicted", "bound", "log_likelihoods", "predict_all", "scores"]
+__all__ = ["Bounds", "Predicted", "bound", "log_likelihoods", "nats", "predict_all", "scores"]
 
 # Rows that go through a model at once, and how many such parts stand for a table that is too large to go through.
 ROWS = 4_096
 MAX_PARTS = 25
 DRAWS = 100
 LEVEL = 0.95
+
+
+def nats(value: float) -> str:
+    """Nats per row for people: three decimals, but for numbers so large that nobody wants them.
+
+    >>> nats(-1.23456), nats(-2783926602977.1)
+    ('-1.235', '-2.78e+12')
+    """
+    return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,61 @@ def test_blank_lines_before_the_names(tmp_path: Path, blank: str, encoding: str)
     assert table.frame.to_numpy().tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
+@pytest.mark.parametrize(
+    "above",
+    [
+        "# made by a tool, v2\n",  # as many cells as there are columns
+        '# a\n\n#b, 5" long\n',
+        "".join(f"# line {i}\n" for i in range(80)),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_comments_above_the_names(tmp_path: Path, above: str, encoding: str) -> None:
+    table = read_table(written(tmp_path, above + "x,y\n1,2\n3,4\n", encoding=encoding))
+    assert list(table.frame.columns) == ["x", "y"]
+    assert table.frame.to_numpy().tolist() == [[1, 2], [3, 4]]
+    assert any("begin with # were left out" in note for note in table.notes)
+
+
+def test_names_behind_a_hash(tmp_path: Path) -> None:
+    assert list(read_table(written(tmp_path, "#x,y\n1,2\n3,4\n")).frame.columns) == ["#x", "y"]
+    table = read_table(written(tmp_path, "# from a tool\n#x,kind\n1,red\n2,blue\n"))
+    assert list(table.frame.columns) == ["#x", "kind"]
+    assert len(table) == 2
+    assert table.notes == ["Lines above the names that begin with # were left out (1)."]
+    assert list(read_table(written(tmp_path, "#id,kind\nb,red\nc,blue\n")).frame.columns) == ["#id", "kind"]
+
+
+def test_the_separator_that_excel_wants_to_know(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "sep=;\nx;y\n1,5;2\n3;4\n"))
+    assert table.frame.to_numpy().tolist() == [[1.5, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("separator", ["\t", "|"])
+def test_decimal_commas_without_semicolons(tmp_path: Path, separator: str) -> None:
+    table = read_table(written(tmp_path, "x,y\n1@250,7\n-0@5,8\n".replace(",", separator).replace("@", ",")))
+    assert table.frame["x"].tolist() == [1.25, -0.5]
+    assert "decimal commas" in table.notes[0]
+    thousands = read_table(written(tmp_path, "x,y\n1@250,7\n2@500,8\n".replace(",", separator).replace("@", ",")))
+    assert thousands.frame["x"].tolist() == ["1,250", "2,500"]  # may be either
+
+
+def test_points_of_thousands_beside_decimal_commas(tmp_path: Path) -> None:
+    """Read as decimal points, 950 and 1.200 would be 950 and 1.2."""
+    content = "people;area;day;code\n950;1,5;03.04.2021;1.2\n1.200;1.234,5;04.04.2021;1.3\n;2;05.04.2021;1.4\n"
+    table = read_table(written(tmp_path, content))
+    assert table.frame["people"].tolist()[:2] == [950.0, 1200.0]
+    assert table.frame["people"].isna().tolist() == [False, False, True]
+    assert table.frame["area"].tolist() == [1.5, 1234.5, 2.0]
+    assert table.frame["day"].tolist()[0] == "03.04.2021"
+    assert table.frame["code"].tolist() == ["1.2", "1.3", "1.4"]
+    assert table.notes[1:] == [
+        "Points in the numbers of column 'people', such as 1.200, mark thousands.",
+        "Points in the numbers of column 'area', such as 1.234,5, mark thousands.",
+    ]
+    assert read_table(written(tmp_path, content), ["people"]).frame["people"].tolist()[:2] == ["950", "1.200"]
+
+
 def test_blank_line_of_tabs(tmp_path: Path) -> None:
     table = read_table(written(tmp_path, "\t\t\nx\ty\tz\n1\t2\t3\n"))
     assert table.frame.to_numpy().tolist() == [[1, 2, 3]]

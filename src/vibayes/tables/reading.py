@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ MISSING = ("?", "-", "--", ".", "na", "n.a.", "missing", "unknown", "Na")
 _SNIFF_LINES = 50
 _LAST = "\0"  # stands for a name that no header has
 _BLANK = "".join(SEPARATORS) + "\"' \r\n\ufeff"  # what a line without any cell consists of
+_FOR_EXCEL = re.compile(r'\ufeff?"?sep=[,;|\t]?"?', re.IGNORECASE)
 _CHUNK = 1 << 20
 
 
@@ -53,9 +55,10 @@ def read_table(path: str | Path, texts: Sequence[str] = ()) -> Table:
     r"""Read a CSV or Parquet file.
 
     The separator of a CSV file is the one of comma, semicolon, tab and bar that cuts its first lines into equally
-    many cells; with semicolons, numbers may have decimal commas. The encoding is UTF-8 (a mark at the beginning or
-    UTF-16 is recognised), and Latin-1 where the bytes are not UTF-8. The first line that is not blank must hold names;
-    a name that comes twice gets a number. Named indices of a Parquet file become columns.
+    many cells; where it is no comma, numbers may have decimal commas. The encoding is UTF-8 (a mark at the beginning or
+    UTF-16 is recognised), and Latin-1 where the bytes are not UTF-8. The first line that is not blank must hold names,
+    but for lines above it that begin with `#`; a name that comes twice gets a number. Named indices of a Parquet file
+    become columns.
 
     Args:
         path: a file ending in `.parquet` or `.pq`, or a CSV file, which may be compressed (`.gz`, `.bz2`, `.xz`).
@@ -109,11 +112,13 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
     compressed = path.suffix.lower() in (".gz", ".bz2", ".xz", ".zip", ".zst")
     encoding, notes = ("utf-8-sig", []) if compressed else _encoding(path)
     try:
-        lines, blank = _first_lines(path, encoding)
+        lines, above = _first_lines(path, encoding)
     except (OSError, EOFError, UnicodeError, ValueError) as error:
         raise DataError(f"{path} cannot be read as text ({_first_line(error)}).") from error
     if not lines:
         raise DataError(f"{path} is empty: it has only blank lines.")
+    if comments := sum(line.startswith("#") for line in above):
+        notes.append(f"Lines above the names that begin with # were left out ({comments}).")
     if "\0" in lines[0]:
         raise DataError(f"{path} is not a text file. Save the table as CSV or Parquet.")
     separator = _separator(lines)
@@ -129,12 +134,12 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
     if longer and not trailing:
         header = ["", *header]  # the names of a table written with unnamed row numbers
     names, repeated, more = unique_names(header)
-    decimal = "," if separator == ";" and _has_decimal_commas(rows[1:]) else "."
+    decimal = "," if separator != "," and _has_decimal_commas(rows[1:], separator) else "."
     if separator != ",":
         comma = "; numbers have decimal commas" if decimal == "," else ""
         notes.append(f"Cells are separated by {SEPARATORS[separator]}{comma}.")
     frame = _read_cells(
-        pandas, path, sep=separator, encoding=encoding, decimal=decimal, skiprows=blank,
+        pandas, path, sep=separator, encoding=encoding, decimal=decimal, skiprows=len(above),
         names=[*names, _LAST] if trailing else names, dtype={name: str for name in texts if name in names},
     )  # fmt: skip
     if trailing:
@@ -150,6 +155,8 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
         notes.append("The first column has no name and numbers the rows; it was left out.")
     if separator == ";" and decimal == ".":
         notes += _read_decimal_commas(pandas, frame, texts)
+    if decimal == ",":
+        notes += _read_thousands(pandas, frame, texts)
     return Table(frame, path, notes + more, repeated)
 
 
@@ -171,21 +178,34 @@ def _read_cells(pandas: Any, path: Path, **options: Any) -> Any:
         raise DataError(f"{path} cannot be read as a table: {_first_line(error)}.") from error
 
 
-def _first_lines(path: Path, encoding: str) -> tuple[list[str], int]:
-    """The first lines that are not blank, and how many blank ones stand before them."""
+def _first_lines(path: Path, encoding: str) -> tuple[list[str], list[str]]:
+    """The first lines that are not blank, and the lines above them: blank ones, comments, a separator for Excel."""
     from pandas.io.common import get_handle
 
     found: list[str] = []
-    blank = 0
+    above: list[str] = []
     with get_handle(path, "r", encoding=encoding, compression="infer", errors="replace") as handle:
         for line in handle.handle:
-            if found or line.strip(_BLANK):
+            if found or not (line.startswith("#") or not line.strip(_BLANK) or _FOR_EXCEL.fullmatch(line.strip())):
                 found.append(line)
             else:
-                blank += 1
+                above.append(line)
             if len(found) >= _SNIFF_LINES:
                 break
-    return [line for line in found if line.strip()], blank
+    lines = [line for line in found if line.strip()]
+    if above and above[-1].startswith("#") and _names_columns(above[-1], lines):
+        lines = [above.pop(), *lines]
+    return lines, above
+
+
+def _names_columns(line: str, below: Sequence[str]) -> bool:
+    """Whether a line that begins with # holds names, not a comment: as many as there are cells, and no names below."""
+    if not below:
+        return True
+    separator = _separator(below)
+    cells = [*_cells(below[:2], separator), []]
+    names_below = not any(map(_is_number, cells[0])) and any(map(_is_number, cells[1]))
+    return len(_cells([line], separator)[0]) == len(cells[0]) and not names_below
 
 
 def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
@@ -226,9 +246,29 @@ def _separator(lines: Sequence[str]) -> str:
     return max(SEPARATORS, key=quality)
 
 
-def _has_decimal_commas(rows: Sequence[Sequence[str]]) -> bool:
+def _has_decimal_commas(rows: Sequence[Sequence[str]], separator: str) -> bool:
+    """Whether numbers have decimal commas; without semicolons, 1,250 alone says nothing: it may be a thousand."""
     cells = [cell.strip() for row in rows for cell in row]
-    return any("," in cell and not _is_number(cell) and _is_number(cell.replace(",", ".", 1)) for cell in cells)
+    found = [cell for cell in cells if "," in cell and _is_number(cell.replace(",", ".", 1))]
+    if separator == ";":
+        return bool(found)
+    points = any("." in cell and _is_number(cell) for cell in cells)
+    return not points and any(not re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", cell) for cell in found)
+
+
+def _read_thousands(pandas: Any, frame: Any, texts: Sequence[str]) -> list[str]:
+    """Make numbers of the columns with points between thousands, as 1.250 beside decimal commas; and say so."""
+    notes = []
+    for name in frame.columns:
+        if frame[name].dtype.kind in "biufM" or name in texts or not frame[name].notna().any():
+            continue
+        cells = frame[name].dropna().astype("string").str.strip()
+        marked = cells.str.contains(".", regex=False)
+        if marked.any() and cells.str.fullmatch(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?").all():
+            plain = cells.str.replace(".", "").str.replace(",", ".")
+            frame[name] = pandas.to_numeric(plain).astype(float).reindex(frame.index)
+            notes.append(f"Points in the numbers of column {name!r}, such as {cells[marked].iloc[0]}, mark thousands.")
+    return notes
 
 
 def _read_decimal_commas(pandas: Any, frame: Any, texts: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """From columns to numbers, and the same way again."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ import pandas as pd
 import pytest
 
 from vibayes.errors import DataError
-from vibayes.tables import Encoder
+from vibayes.tables import Encoder, read_table
+from vibayes.tables.cells import marked_numbers
 
 
 def learn(**columns: Any) -> tuple[Encoder, pd.DataFrame]:
@@ -117,6 +119,31 @@ def test_numbers_with_marks_are_named() -> None:
     assert "category of 9 levels; numbers with marks, such as '0%'" in note(encoder, "share")
 
 
+@pytest.mark.parametrize(
+    ("cells", "advice"),
+    [
+        (["1,697", "-0,977"], "write 1.697"),  # the second cannot be thousands
+        (["€ 1.250,50", "€ 990"], "write 1250.50"),
+        (["1.250.000", "2.500.000"], "write 1250000"),
+        (["12'500", "990 CHF"], "write 12500"),
+        (["1,2", "1,2,3"], "write 1.2"),
+    ],
+)
+def test_marks_are_understood(cells: list[str], advice: str) -> None:
+    assert marked_numbers(pd.Series(cells)).endswith(advice)
+
+
+def test_yes_or_no_with_missing_cells_is_a_category(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("flag,sure,y\n" + "True,TRUE,1\nFalse,,2\n,TRUE,3\nTrue,,4\n")
+    frame = read_table(file).frame
+    encoder = Encoder.learn(frame, ["y"])
+    assert encoder.features == ("flag=(missing)", "flag=False", "flag=True", "sure=True")
+    assert encoder.encode(frame).x.tolist() == [[0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 0]]
+    new = encoder.encode(pd.DataFrame({"flag": [False, True], "sure": [True, True]}))
+    assert new.x.tolist() == [[0, 1, 0, 1], [0, 0, 1, 1]]
+
+
 def test_dates() -> None:
     days = pd.date_range("2020-01-01", periods=800, freq="D")
     encoder, frame = learn(day=days.strftime("%Y-%m-%d"))
@@ -137,6 +164,8 @@ def test_dates() -> None:
         (["01/03/2021", "02/03/2021", "15/03/2021"], 1.0),  # 15 cannot be a month
         (["03/01/2021", "03/02/2021", "03/12/2021"], 1.0),
         (["1 Mar 2021", "2 Mar 2021", "15 Mar 2021"], 1.0),
+        (["Mar 1, 2021", "Mar 2, 2021", "Mar 15, 2021"], 1.0),
+        (["March 1 2021", "March 2 2021", "March 15 2021"], 1.0),
         (["2021-03-01T00:00:00+01:00", "2021-03-02T00:00:00+01:00", "2021-03-03T12:00:00+01:00"], 1.0),
     ],
 )

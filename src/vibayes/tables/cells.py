@@ -18,6 +18,7 @@ __all__ = [
     "as_text",
     "count",
     "is_texts",
+    "is_yes_no",
     "learn_day_first",
     "looks_like_dates",
     "marked_numbers",
@@ -91,7 +92,10 @@ def learn_day_first(series: Any) -> bool | None:
 def looks_like_dates(series: Any) -> bool:
     """Whether the first known cells have the shape of dates; keeps words such as "may" from becoming dates."""
     sample = series.dropna().astype("string").head(200)
-    shape = r"\s*(\d{4}[-/.]?\d{1,2}[-/.]?\d{1,2}|\d{1,2}[-/. ](\d{1,2}|[A-Za-z]{3,9})[-/. ]\d{2,4})\b"
+    shape = (
+        r"\s*(\d{4}[-/.]?\d{1,2}[-/.]?\d{1,2}|\d{1,2}[-/. ](\d{1,2}|[A-Za-z]{3,9})[-/. ]\d{2,4}"
+        r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4})\b"
+    )
     return bool(sample.str.match(shape).mean() >= MOSTLY)
 
 
@@ -103,11 +107,30 @@ def marked_numbers(series: Any) -> str:
     ("numbers with marks, such as '$1,250', are read as text: write 1250", '')
     """
     cells = series.dropna().astype("string").str.strip()
-    plain = cells.str.replace(r"[\s,'_%$€£¥]", "", regex=True)
-    marked = plain.str.fullmatch(r"[+-]?\d+(\.\d+)?").fillna(False).astype(bool) & (plain != cells)
+    core = cells.str.replace(r"[\s%$€£¥]", "", regex=True)
+    points = core.str.fullmatch(r"[+-]?([1-9]\d{0,2}([,'_]\d{3})+|\d+)(\.\d+)?").fillna(False).astype(bool)
+    commas = core.str.fullmatch(r"[+-]?([1-9]\d{0,2}(\.\d{3})+|\d+)(,\d+)?").fillna(False).astype(bool)
+    if (commas & ~points).any():  # such as 0,5 or 1.250,50
+        marked, plain = commas, core.str.replace(".", "").str.replace(",", ".")
+    else:
+        marked, plain = points, core.str.replace(r"[,'_]", "", regex=True)
+    marked &= plain != cells
     if not len(cells) or marked.mean() < 0.5:
         return ""
     return f"numbers with marks, such as {cells[marked].iloc[0]!r}, are read as text: write {plain[marked].iloc[0]}"
+
+
+def is_yes_no(series: Any) -> bool:
+    """Whether the known cells are True and False, also where some are missing, for which pandas has no type of its own.
+
+    >>> import pandas
+    >>> is_yes_no(pandas.Series([True, None, False])), is_yes_no(pandas.Series([1, 0]))
+    (True, False)
+    """
+    if series.dtype != object:
+        return bool(series.dtype.kind == "b")
+    known = series.dropna()
+    return len(known) > 0 and all(isinstance(cell, bool | np.bool_) for cell in known)
 
 
 def as_text(series: Any) -> NDArray[Any]:

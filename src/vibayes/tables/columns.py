@@ -17,6 +17,7 @@ from vibayes.tables.cells import (
     as_text,
     count,
     is_texts,
+    is_yes_no,
     learn_day_first,
     looks_like_dates,
     marked_numbers,
@@ -192,7 +193,7 @@ def learn_column(name: str, series: Any) -> Column:
         return _learn_date(name, series)
     if series.dtype.kind in "mc":
         return Column(name, "dropped", note=f"left out: values of type {series.dtype} are not supported")
-    if series.dtype.kind != "b":
+    if not is_yes_no(series):
         if np.isfinite(as_numbers(series)[0]).sum() >= MOSTLY * known:
             return _learn_number(name, series)
         if looks_like_dates(series) and np.isfinite(as_dates(series)[0]).sum() >= MOSTLY * known:

@@ -15,6 +15,7 @@ from vibayes.tables.cells import (
     as_text,
     count,
     is_texts,
+    is_yes_no,
     marked_numbers,
     needs_text,
     nested,
@@ -148,7 +149,7 @@ def learn_target(frame: Any, names: Sequence[str], task: str | None = None) -> T
 
 
 def _is_numeric(series: Any) -> bool:
-    if series.dtype.kind == "b":
+    if is_yes_no(series):
         return False
     if series.dtype.kind in "iuf":
         return True

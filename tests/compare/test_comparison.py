@@ -130,6 +130,14 @@ def test_copies_and_coarse_targets_are_noted() -> None:
     assert not any("copy" in note or "steps of" in note for note in prepare(table(regression_frame(60)), ["y"]).notes)
 
 
+def test_numbers_that_may_be_classes_are_noted() -> None:
+    frame = pd.DataFrame({"a": np.arange(60.0), "y": np.arange(60) % 3, "z": np.arange(60) % 3 / 2})
+    told = "y is one of 0, 1, 2, taken as numbers; if they name classes, give --task classification."
+    assert told in prepare(table(frame), ["y"]).notes
+    assert not any("--task" in note for note in prepare(table(frame), ["y"], task="regression").notes)
+    assert not any("--task" in note for note in prepare(table(frame), ["z"]).notes)
+
+
 # -- ranking ----------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ MIN_ROWS = 10
 MAX_TEST_ROWS = 10_000
 # Steps of a target beyond this share of its standard deviation are worth a note.
 COARSE = 0.1
+# Whole numbers with at most so many different values may be names of classes, which is worth a note, too.
+FEW = 10
 
 
 @dataclass
@@ -107,6 +109,7 @@ def prepare(
     notes += encoded.notes + _copies(encoded.x, y, train_rows, test_rows)
     if target.kind == "regression":
         notes += _coarse(y[train_rows], target.names)
+        notes += _few(y[known], target.names) if task is None else []
     return Data(
         table, encoder, target, torch.as_tensor(encoded.x), torch.as_tensor(y), known, train_rows, test_rows, notes
     )
@@ -137,6 +140,15 @@ def _coarse(y: NDArray[Any], names: Sequence[str]) -> list[str]:
                 f"standard deviation of {step / math.sqrt(12.0):.3g}."
             )
     return notes
+
+
+def _few(y: NDArray[Any], names: Sequence[str]) -> list[str]:
+    """A note where the numbers of a target may be names of classes."""
+    values = np.unique(y)
+    if len(names) > 1 or len(values) > FEW or (values % 1.0).any():
+        return []
+    shown = ", ".join(f"{value:g}" for value in values)
+    return [f"{names[0]} is one of {shown}, taken as numbers; if they name classes, give --task classification."]
 
 
 def _split(

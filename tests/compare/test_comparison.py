@@ -211,6 +211,9 @@ def test_the_verdict_warns_of_intervals_that_are_too_narrow(regression: Data) ->
     assert told.endswith("of the held-out values, 75% lie inside those that promise 95%.")
     assert "narrow" not in comparison(regression, values, {"coverage_95": 0.8125}).verdict()  # 13 of 16 is chance
     assert "narrow" not in comparison(regression, values, {"accuracy": 0.5}).verdict()
+    regression.test = np.arange(10_000)
+    assert "narrow" not in comparison(regression, values, {"coverage_95": 0.92}).verdict()  # no chance, but small
+    assert "narrow" in comparison(regression, values, {"coverage_95": 0.89}).verdict()
 
 
 # -- all of it --------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ __all__ = ["Comparison", "Validation", "compare"]
 DEFAULT_BUDGET = 5.0  # minutes
 # The part of the budget that training may take; the rest is for measuring and for the report.
 FOR_TRAINING = 0.85
+# Intervals that hold fewer of the held-out values than they promise, by this share and by more than chance, are narrow.
+NARROW = 0.05
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class Comparison:
         """A sentence where the held-out rows contradict the winner's intervals; they do not choose it."""
         share = self.winner.scores[self.winner.best].get("coverage_95", 1.0)
         values = len(self.data.test) * len(self.data.target.names)
-        if share > LEVEL - 3.0 * math.sqrt(LEVEL * (1.0 - LEVEL) / values):
+        if share > LEVEL - max(NARROW, 3.0 * math.sqrt(LEVEL * (1.0 - LEVEL) / values)):
             return ""
         return (
             f" But its intervals are too narrow: of the held-out values, {100 * share:.0f}% lie inside those that "

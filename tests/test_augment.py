@@ -87,6 +87,24 @@ def test_augmentation_changes_training_and_reaches_replicas() -> None:
     assert seen == [(16, 2, 6, 5)] * 2
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_augmentation_in_place_leaves_the_data_alone(replicas: int) -> None:
+    x, y = images()
+    before, seen = x.clone(), []
+
+    def darker(x: Tensor) -> Tensor:
+        seen.append(x.mean().item())
+        return x.sub_(1.0)
+
+    options = {**OPTIONS, "batch_size": None, "steps": 3, "augment": darker}
+    if replicas == 1:
+        vb.fit(model(), (x, y), **options)
+    else:
+        vb.fit_many([model() for _ in range(replicas)], [(x, y)] * replicas, chunk=replicas, **options)
+    assert torch.equal(x, before)
+    assert len(set(seen)) == 1  # every step starts from the data
+
+
 def test_bad_input() -> None:
     with pytest.raises(ConfigurationError, match="probability"):
         RandomFlip(1.5)
@@ -105,6 +123,8 @@ def test_bad_input() -> None:
         vb.fit(model(), images(), steps=1, augment=0.5, **OPTIONS)
     with pytest.raises(ShapeError, match="same shape"):
         vb.fit(model(), images(), steps=1, augment=lambda x: x[..., 1:], **OPTIONS)
+    with pytest.raises(ConfigurationError, match=r"dtype, torch\.float64; it returned torch\.float32"):
+        vb.fit(model(), images(), steps=1, augment=lambda x: x.float(), **OPTIONS)
     gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))
     with pytest.raises(ConfigurationError, match="L-BFGS"):
         vb.fit(gp, (torch.randn(5, 1), torch.randn(5)), augment=RandomFlip(), progress=False)

@@ -1,8 +1,9 @@
 """Random changes of training images, made on the device in every step.
 
-An augmentation is a function from images `[N, C, H, W]` to images of the same shape, given to `fit(..., augment=...)`.
-It must be made of tensor operations that do not look at values, and draw from torch's generator, so that a step can be
-captured in a CUDA graph and a resumed run goes on with the same numbers.
+An augmentation is a function from images `[N, C, H, W]` to images of the same shape and dtype, given to `fit(...,
+augment=...)`. It gets a copy of the batch, so it may work in place. It must be made of tensor operations that do not
+look at values, and draw from torch's generator, so that a step can be captured in a CUDA graph and a resumed run goes
+on with the same numbers.
 """
 
 from collections.abc import Callable

@@ -40,10 +40,15 @@ class Batches(ABC):
         """Inputs of a batch after the augmentation, if there is one."""
         if self.augment is None:
             return x
-        changed = self.augment(x)
+        changed = self.augment(x.clone())  # it may work in place, and a batch of all rows is the data themselves
         if not isinstance(changed, Tensor) or changed.shape != x.shape:
             got = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
             raise ShapeError(f"augment must return inputs of the same shape, {list(x.shape)}; it returned {got}.")
+        if changed.dtype != x.dtype:
+            raise ConfigurationError(
+                f"augment must return inputs of the model's dtype, {x.dtype}; it returned {changed.dtype}. End it with "
+                "x.to(dtype)."
+            )
         return changed
 
     @abstractmethod

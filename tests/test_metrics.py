@@ -238,6 +238,26 @@ def test_perfect_calibration_has_no_error():
     assert metrics.ece(probs, torch.tensor([0, 0, 0, 1] * 2)) == 0.0
 
 
+def test_probabilities_of_float32_are_scored_in_float64():
+    probs, y = classes(n=2000)
+    given = probs.float()
+    assert metrics.brier(given, y) == metrics.brier(given.double(), y)
+
+
+def test_probabilities_below_zero_by_rounding_are_zero():
+    probs = torch.tensor([[1.0 + 1e-7, -1e-7], [0.5, 0.5]], dtype=torch.float64)
+    assert metrics.mean_entropy(probs) == pytest.approx(math.log(2) / 2, abs=1e-6)
+    assert metrics.log_likelihood(probs, torch.tensor([1, 0])) == -math.inf
+
+
+def test_a_prediction_of_one_class_is_certain_of_it():
+    prediction, y = Prediction(Categorical().predictive(torch.randn(3, 5, 1))), torch.zeros(5)
+    scores = metrics.evaluate(prediction, y)
+    expected = {"accuracy": 1.0, "log_likelihood": 0.0, "brier": 0.0, "ece": 0.0, "entropy": 0.0}
+    assert {name: scores[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+    assert metrics.accuracy(torch.tensor([[0.9], [0.2]]), torch.tensor([1, 0])) == 1.0  # of a tensor, those of one
+
+
 def test_entropy_ratio():
     certain, vague = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])
     expected = stats.entropy([0.9, 0.1]) / math.log(2)

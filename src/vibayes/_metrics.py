@@ -108,10 +108,10 @@ def has_probs(prediction: object) -> bool:
 
 
 def probabilities(prediction: Predictive | Tensor) -> Tensor:
-    """Class probabilities `[N, C]` in the dtype they came in, checked.
+    """Class probabilities `[N, C]` in the dtype they came in, checked; those below zero by rounding are zero.
 
     Probabilities of one, `[N]` or `[N, 1]`, become two classes. So do the P targets of a prediction of yes
-    or no, each as a point of its own: `[N * P, 2]`.
+    or no, each as a point of its own: `[N * P, 2]`. A prediction of classes of which there is one stays `[N, 1]`.
     """
     values = tensor_or_prediction(prediction)
     if not isinstance(values, Tensor):
@@ -120,7 +120,8 @@ def probabilities(prediction: Predictive | Tensor) -> Tensor:
             raise DataError(f"Expected class probabilities or a prediction with .probs, got {name}.")
         values = getattr(prediction, "probs")  # noqa: B009 - not part of the protocol
     probs = finite(as_floating(values), "The class probabilities")
-    if getattr(prediction, "kind", "") == "binary" or probs.ndim == 1 or probs.shape[1:] == (1,):
+    kind = getattr(prediction, "kind", "")
+    if kind == "binary" or probs.ndim == 1 or (probs.shape[1:] == (1,) and kind != "classes"):
         probs = torch.stack([1 - probs.flatten(), probs.flatten()], -1)
     if probs.ndim != 2:
         raise ShapeError(f"Class probabilities must be [N, C] or [N], got shape {list(probs.shape)}.")
@@ -130,7 +131,7 @@ def probabilities(prediction: Predictive | Tensor) -> Tensor:
             "Class probabilities must be non-negative and add up to 1 in each row. "
             "If these are logits, use logits.softmax(-1)."
         )
-    return probs
+    return probs.clamp_min(0.0)
 
 
 def probabilities_and_labels(prediction: Predictive | Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

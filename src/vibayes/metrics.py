@@ -268,7 +268,7 @@ def brier(prediction: Predictive | Tensor, y: Tensor) -> float:
     """
     probs, labels = probabilities_and_labels(prediction, y)
     one_hot = torch.nn.functional.one_hot(labels, probs.shape[1])
-    return float((probs - one_hot).square().sum(-1).mean())
+    return float((probs.double() - one_hot).square().sum(-1).mean())
 
 
 def calibration_curve(prediction: Predictive | Tensor, y: Tensor, bins: int = 20) -> CalibrationCurve:

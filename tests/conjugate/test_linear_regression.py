@@ -1,5 +1,7 @@
 """Linear regression on features: weights, families of posteriors, features."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -169,6 +171,23 @@ def test_bumps_at_the_front_of_a_sequence_follow_the_units(posterior: str) -> No
     behind = GaussianBumps(torch.linspace(-2, 2, 5), 1.0)  # among features, which have no units
     predicted(torch.nn.Sequential(torch.nn.Linear(1, 1), behind))
     assert torch.equal(behind.centres, behind.given)
+
+
+@pytest.mark.parametrize("nest", [lambda bumps: bumps, lambda bumps: torch.nn.Sequential(bumps, torch.nn.Identity())])
+def test_bumps_given_to_two_models_are_standardised_by_the_data_of_each(
+    nest: Callable[[GaussianBumps], torch.nn.Module],
+) -> None:
+    x, y = data()
+    bumps = GaussianBumps(torch.linspace(-2, 2, 5), vb.Positive(1.0))
+    features = nest(bumps)
+    first, second = (LinearRegression(features, noise=0.1, standardize="inputs") for _ in range(2))
+    first.condition(x, y)
+    before = first.predict(x).mean
+    second.condition(10 * x + 3, y)
+    torch.testing.assert_close(first.predict(x).mean, before)
+    assert torch.equal(bumps.centres, bumps.given)
+    bumps.lengthscale.set(0.5)  # shared
+    assert not torch.allclose(first.predict(x).mean, before)
 
 
 def test_bumps_whose_inputs_are_unknown_are_refused() -> None:

@@ -1,5 +1,6 @@
 """Bayesian linear regression on features: exact, variational, and maximum likelihood."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,7 +54,8 @@ class LinearRegression(ConjugateModel):
 
     Args:
         features: a module or function from rows `[N, D]` to features `[N, W]`, such as `GaussianBumps`; None
-            for the rows themselves. It sees rows in the model's units (standardised, if inputs are).
+            for the rows themselves. It sees rows in the model's units (standardised, if inputs are). Where inputs
+            are standardised, the model has centres of its own; all else of a module given to two models is shared.
         posterior: `"exact"`, `"full"`, `"mean_field"` or `"point"`.
         noise: the noise variance to start from, a `Positive`, or a `Gaussian` likelihood.
         prior_variance: the prior variance of each weight (1 by default), a number or a `Positive`; learned.
@@ -99,6 +101,8 @@ class LinearRegression(ConjugateModel):
         self.posterior = posterior
         self.features = features
         self._check_bumps()
+        if self.units.of_inputs and hasattr(self._entry, "to_units"):
+            self.features = _with_own_centres(features)
         self.prior_variance = (
             None if posterior == "point" else positive(1.0 if prior_variance is None else prior_variance)
         )
@@ -316,3 +320,13 @@ class LinearRegression(ConjugateModel):
         factor = q.factor.expand(q.mean.shape[1], -1, -1)
         v = q.mean + torch.einsum("pij,sjp->sip", factor, noise)  # [n, W, P]
         return self._design(rows).mT @ v
+
+
+def _with_own_centres(features: Any) -> Any:
+    """Features that share everything with those given but the centres, which become standardised by a model's data."""
+    own = copy.copy(features)
+    own._buffers, own._modules = dict(features._buffers), dict(features._modules)
+    if isinstance(features, nn.Sequential):
+        first = next(iter(own._modules))
+        own._modules[first] = _with_own_centres(own._modules[first])
+    return own

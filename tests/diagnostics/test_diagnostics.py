@@ -134,6 +134,19 @@ def test_overfitted_deep_kernels_are_warned_of() -> None:
     ]  # fmt: skip
 
 
+def test_the_bound_is_drawn_in_the_units_of_the_log_likelihoods() -> None:
+    pytest.importorskip("matplotlib")
+    x, y = data()
+    y = 100 * y
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1), standardize="both")
+    monitor = Monitor(gp, (x, y))
+    vb.fit(gp, (x, y), optimizer="adam", steps=4, log_every=2, callback=monitor, progress=False)
+    bound, likelihood = diagnose(gp, (x, y), history=monitor).plot().axes[0].lines
+    loss = math.log(float(y.std(correction=0)))
+    assert list(bound.get_ydata()) == pytest.approx([value - loss for value in monitor.bound])
+    assert list(likelihood.get_ydata()) == monitor.train_ll
+
+
 def test_collapsed_features_are_warned_of() -> None:
     x, y = data()
     net = nn.Linear(1, 2)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import vibayes as vb
 from vibayes.baselines import Dropout, Ensemble, LastLayerLaplace, deep_ensemble, fit_ivon
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, ShapeError
 
 
 def data(n: int = 40) -> tuple[Tensor, Tensor]:
@@ -129,10 +129,22 @@ def test_dropout_trains_and_takes_prepared_noise() -> None:
     assert torch.equal(a, b)
     with pytest.raises(ConfigurationError, match="less than 1"):
         Dropout(3, 1.0)
-    with pytest.raises(ConfigurationError, match="Dropout"):
+    with pytest.raises(ShapeError, match=r"Dropout.*features=4"):
         vb.Model(
             nn.Sequential(nn.Linear(1, 4), Dropout(3), vb.Linear(4, 1, posterior=vb.Point())), vb.Gaussian()
         ).predict(x)
+
+
+def test_dropout_of_images_is_given_their_channels() -> None:
+    def model(features: int) -> vb.Model:
+        head = vb.Linear(4 * 36, 3, posterior=vb.Point())
+        return vb.Model(nn.Sequential(nn.Conv2d(1, 4, 3), Dropout(features, 0.5), nn.Flatten(), head), vb.Categorical())
+
+    images = torch.randn(2, 1, 8, 8)
+    draws = model(4).predict(images, n_samples=3).mixture.log_probs
+    assert not torch.allclose(draws[0], draws[1])
+    with pytest.raises(ShapeError, match="features=4"):
+        model(6).predict(images)
 
 
 # -- Laplace --------------------------------------------------------------------------------------------------------
@@ -257,6 +269,16 @@ def test_ivon_trains_a_network_with_minibatches_and_noise() -> None:
     assert float(prediction.epistemic.mean()) > 0
     assert vb.metrics.rmse(prediction, 5 * y) < 0.7 * float(y.std()) * 5
     assert not math.isclose(float(model.likelihood.noise.value.detach()), 0.1)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    x, y = data()
+    with pytest.raises(ConfigurationError, match="Model of a plain network, got Linear"):
+        fit_ivon(nn.Linear(1, 1), (x, y), steps=1)
+    with pytest.raises(ConfigurationError, match="trained models, got str"):
+        Ensemble(["member"])
+    with pytest.raises(ConfigurationError, match="function that makes a new model, got Model"):
+        deep_ensemble(plain(), (x, y), 2, steps=1)
 
 
 def test_ivon_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.layers.base import Layer
 from vibayes.posteriors.from_prior import FromPrior
 
@@ -18,7 +18,7 @@ class Dropout(Layer):
     `fit`. Masks differ between rows, and are shared by all rows in joint draws, where a draw is one function.
 
     Args:
-        features: the width of the rows.
+        features: the width of the rows, or the channels of images `[N, C, H, W]`.
         p: the probability of dropping a value.
 
     >>> import vibayes as vb
@@ -46,8 +46,12 @@ class Dropout(Layer):
         draw, name = self.draw()
         if draw.placeholder is not None:
             return draw.placeholder(self, rows)
-        if rows.shape[-1] != self.in_features:
-            raise ConfigurationError(f"Dropout({self.in_features}) got rows of shape {list(rows.shape)}.")
+        width = rows.shape[1] if rows.ndim == 4 else rows.shape[-1]
+        if width != self.in_features:
+            raise ShapeError(
+                f"Dropout({self.in_features}) got rows of shape {list(rows.shape)}. Give it features={width}, the "
+                "width of rows or the channels of images."
+            )
         shape = (1, *rows.shape[1:]) if draw.joint else tuple(rows.shape)
         kept = draw.randn(f"{name}.mask", *shape, like=rows) < self.threshold
         draw.add(name, rows.new_zeros(()))

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from vibayes.data import check_count
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, kind_of
 from vibayes.prediction import Prediction
 from vibayes.trainable import TrainableModel
 from vibayes.training import History, fit_many
@@ -34,6 +35,9 @@ class Ensemble:
         self.members, self.histories = list(members), list(histories)
         if not self.members:
             raise ConfigurationError("An ensemble needs at least one member.")
+        for member in self.members:
+            if not isinstance(member, TrainableModel):
+                raise ConfigurationError(f"An ensemble is made of trained models, got {kind_of(member)}.")
 
     def predict(self, x: Any, n_samples: int = 100, batch_size: int | None = None) -> Prediction:
         """The mixture of the members' predictions; `n_samples` is for members whose draws differ."""
@@ -68,6 +72,8 @@ def deep_ensemble(
     (3, 3)
     """
     check_count(n_members, "n_members")
+    if isinstance(build, nn.Module) or not callable(build):
+        raise ConfigurationError(f"build must be a function that makes a new model, got {kind_of(build)}.")
     models = []
     with torch.random.fork_rng(devices=[]):
         for r in range(n_members):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vibayes.data import check_count
 from vibayes.draw import Draw
-from vibayes.errors import ConfigurationError, TrainingError
+from vibayes.errors import ConfigurationError, TrainingError, kind_of
 from vibayes.model import Model
 from vibayes.modes import evaluating
 from vibayes.prediction import Prediction
@@ -87,6 +87,8 @@ def fit_ivon(
         lr_noise: Adam's learning rate for the likelihood's hyperparameters.
         seed: of starts, batches and draws.
     """
+    if not isinstance(model, Model):
+        raise ConfigurationError(f"fit_ivon takes a Model of a plain network, got {kind_of(model)}.")
     try:
         import ivon
     except ImportError as error:

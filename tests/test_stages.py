@@ -94,6 +94,17 @@ def test_weight_decay_is_checked() -> None:
         vb.fit(gp, data(), optimizer="adam", steps=1, weight_decay=-0.1, progress=False)
 
 
+@pytest.mark.parametrize("prior", [vb.ScalePrior(), vb.SpatialIWPrior()])
+def test_inferred_hyperparameters_of_weights_are_no_weights(prior: vb.priors.Prior) -> None:
+    layer = vb.Conv2d(2, 3, 3, prior=prior, posterior=vb.MeanField())
+    model = vb.Model(nn.Sequential(nn.Conv2d(1, 2, 1), layer, nn.Flatten()), vb.Categorical())
+    assert set(network_weights(model)) == {"network.0.weight", "network.0.bias"}
+    freeze(model)
+    assert all(p.requires_grad for p in layer.prior.parameters())
+    x, y = torch.randn(6, 1, 3, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+    assert vb.diagnose(model, (x, y), n_samples=2).numbers["n_trained_on_evidence"] == 0  # all is frozen or inferred
+
+
 def test_frozen_and_joint_stages() -> None:
     x, y = data()
     net = network()

@@ -13,6 +13,7 @@ from vibayes.likelihoods.base import Likelihood
 from vibayes.means import Mean
 from vibayes.parameters import Hyperparameter
 from vibayes.posteriors.base import Posterior
+from vibayes.priors import Prior
 
 __all__ = ["freeze", "network_weights", "take_over", "unfreeze"]
 
@@ -41,6 +42,8 @@ def _weights(module: nn.Module, prefix: str, top: bool = False) -> Iterator[tupl
     if isinstance(module, Posterior):
         if module.deterministic:  # the parameters of a `Point` are weights
             yield from module.named_parameters(prefix=prefix)
+        return
+    if isinstance(module, Prior):  # its parameters are of the distribution of weights
         return
     own = not (top or isinstance(module, _NOT_WEIGHTS) or isinstance(getattr(module, "posterior", None), Posterior))
     if own:

@@ -227,8 +227,12 @@ def _trained_on_evidence(model: TrainableModel) -> int:
 
 
 def _variational(model: TrainableModel) -> list[Tensor]:
+    """Parameters of posteriors: of layers' values or weights, and of hyperparameters of priors that are inferred."""
     layers: dict[str, Any] = getattr(model, "layers", {})
-    return [p for layer in layers.values() if not layer.posterior.deterministic for p in layer.posterior.parameters()]
+    found = [layer.posterior for layer in layers.values() if not layer.posterior.deterministic]
+    priors = (getattr(layer, "prior", None) for layer in layers.values())
+    found += [prior for prior in priors if prior is not None and prior.random]
+    return [p for part in found for p in part.parameters()]
 
 
 def _warnings(numbers: dict[str, float], errors: dict[str, float], targets: int, monitor: Monitor | None) -> list[str]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import vibayes as vb
 
@@ -119,6 +119,33 @@ def test_a_grid_of_a_convolution_has_the_shape_of_its_images(posterior: str) -> 
         with pytest.raises(vb.ShapeError, match=message):
             model.layer_functions(x, 2, grids={"1": torch.zeros(shape)})
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.network)
+
+
+class Halves(nn.Module):
+    """Both halves of a row through one layer, and their mean through another."""
+
+    def __init__(self, last: vb.posteriors.Posterior) -> None:
+        super().__init__()
+        self.each = vb.Linear(3, 4, posterior=vb.MeanField())
+        self.last = vb.Linear(4, 1, posterior=last)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.last(self.each(rows.reshape(-1, 3)).reshape(len(rows), 2, 4).mean(1))
+
+
+def test_rows_cut_into_pieces() -> None:
+    x, grid = torch.randn(5, 6), torch.randn(7, 3)
+    model = vb.Model(Halves(vb.MeanField()), vb.Gaussian(0.1))
+    inside = model.layer_functions(x, 3)["each"]
+    assert torch.equal(inside.inputs[0], x.reshape(10, 3))
+    found = model.layer_functions(x, 3, grids={"each": grid})
+    assert found["each"].draws.shape == (3, 7, 4)
+    assert found["last"].draws.shape == (3, 5, 1)
+    # which pieces are inducing rows' is unknown
+    model = vb.Model(Halves(vb.GlobalInducing()), vb.Gaussian(0.1), inducing=x[:2])
+    for grids in (None, {"each": grid}):
+        with pytest.raises(vb.ShapeError, match="'each' got 14 rows where the pass has 7"):
+            model.layer_functions(x, 3, grids=grids)
 
 
 def test_what_cannot_be_shown_is_refused() -> None:

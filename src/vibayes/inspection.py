@@ -94,10 +94,16 @@ def _watching(
 
     Grid rows are drawn jointly with the data rows, so both are values of one function, and go no further.
     """
-    taken: list[Tensor] = []
+    taken: list[tuple[Tensor, int | None]] = []
 
     def before(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (rows,) = arguments
+        n_rows = draw.n_rows
+        if draw.n_inducing and len(rows) != n_rows:
+            raise ShapeError(
+                f"Layer {name!r} got {len(rows)} rows where the pass has {n_rows}, so it is unknown which of them "
+                "are inducing rows, and which data. Its function can be looked at where the first axis stays as it is."
+            )
         if grid is not None:
             if any(rows is features for features in draw.rotated):
                 raise ConfigurationError(
@@ -107,15 +113,14 @@ def _watching(
             _check_shape(name, grid, rows.shape[1:])
             rows = torch.cat([rows, grid])
             draw.n_rows = len(rows)  # layers know by it that the first rows are still the inducing ones
-        taken.append(rows)
+        taken.append((rows, n_rows))
         return (rows,)
 
     def after(module: nn.Module, arguments: tuple[Tensor, ...], out: Tensor) -> Tensor:
         start = draw.n_inducing if grid is None else len(out) - len(grid)
-        if grid is not None:
-            draw.n_rows = start
+        rows, draw.n_rows = taken.pop()
         # tied to the draw, so that vmap gives every draw its own even where they are all the same
-        seen[name] = (taken.pop()[start:] + draw.zero, out[start:] + draw.zero)
+        seen[name] = (rows[start:] + draw.zero, out[start:] + draw.zero)
         return out if grid is None else out[:start]
 
     handles = [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]

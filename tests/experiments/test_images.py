@@ -85,6 +85,12 @@ def test_models_are_built_as_the_thesis_says(posterior: str, prior: str) -> None
     assert bool(torch.isfinite(bound.value))
 
 
+@pytest.mark.parametrize("network", ["small_resnet", "lenet"])
+def test_networks_without_normalisation_refuse_it(network: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{network} has no normalisation"):
+        image_model("global inducing", split(), {"model": {**SMALL, "network": network, "normalize": True}})
+
+
 @pytest.mark.parametrize(
     ("posterior", "normalize"), [("fac->gi", True), ("global inducing", True), ("factorised", False)]
 )

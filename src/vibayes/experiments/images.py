@@ -33,8 +33,8 @@ def image_model(posterior: str, split: Split, options: Mapping[str, Any]) -> Mod
     """A network of the thesis with one of its posteriors in place.
 
     Options of the section `model`: `network` (a name in `NETWORKS`), `channels`, `prior`, `n_inducing`,
-    `log_precision`, `last_log_precision`, and `normalize` (batch normalisation by inducing statistics). Inducing images
-    are the first training images, and the last layer's pseudo-outputs start at their labels.
+    `log_precision`, `last_log_precision`, and `normalize` (batch normalisation by inducing statistics, of `resnet18`).
+    Inducing images are the first training images, and the last layer's pseudo-outputs start at their labels.
 
     Args:
         posterior: a name in `POSTERIORS`.
@@ -42,7 +42,7 @@ def image_model(posterior: str, split: Split, options: Mapping[str, Any]) -> Mod
         options: all options of a run.
     """
     chosen = options["model"]
-    network = NETWORKS[check_name(chosen.get("network", "small_resnet"), NETWORKS, "network")]
+    name = check_name(chosen.get("network", "small_resnet"), NETWORKS, "network")
     prior = PRIORS[check_name(chosen.get("prior", "SpatialIWPrior"), PRIORS, "prior")]()
     n_inducing = min(int(chosen.get("n_inducing", 500)), len(split.x_train))
     if split.x_train.ndim != 4:
@@ -53,12 +53,14 @@ def image_model(posterior: str, split: Split, options: Mapping[str, Any]) -> Mod
     hidden = GlobalInducing(log_precision=chosen.get("log_precision", -4.0))
     last = GlobalInducing(pseudo_outputs=labels, log_precision=chosen.get("last_log_precision", 0.0))
     normalize = bool(chosen.get("normalize", False))
+    if normalize and name != "resnet18":  # its convolutions would go without a bias, and nothing would take its place
+        raise ConfigurationError(f"The network {name} has no normalisation. Use normalize=false, or network=resnet18.")
     layers = {
         "factorised": lambda: Bayesian(prior, MeanField(), normalize=normalize),
         "local inducing": lambda: Bayesian(prior, "local", normalize=normalize),
         "fac->gi": lambda: Bayesian(prior, MeanField(), last, normalize=normalize),
         "global inducing": lambda: Bayesian(prior, hidden, last, normalize=normalize),
     }[check_name(posterior, POSTERIORS, "posterior")]()
-    built = network(layers, channels, int(chosen.get("channels", 32)), classes, size)
+    built = NETWORKS[name](layers, channels, int(chosen.get("channels", 32)), classes, size)
     inducing = split.x_train[:n_inducing] if posterior in ("fac->gi", "global inducing") else None
     return Model(built, Categorical(), inducing=inducing)

@@ -156,7 +156,7 @@ class AlwaysDropout(nn.Module):
         return nn.functional.dropout(rows, 0.5, training=True)
 
 
-@pytest.mark.parametrize("noise", [nn.Dropout(0.5), AlwaysDropout()])
+@pytest.mark.parametrize("noise", [nn.Dropout(0.5), nn.Dropout(0.5, inplace=True), AlwaysDropout()])
 def test_what_plain_modules_draw_differs_between_draws(noise: nn.Module) -> None:
     """One draw stood for all, and its bound was said to be exact."""
     x, y = torch.randn(20, 3), torch.randn(20)
@@ -186,6 +186,52 @@ def test_running_averages_of_rows_with_noise(posterior: vb.Point) -> None:
     vb.fit(model, (x, y), steps=2, n_samples=4, progress=False)
     vb.fit_many([model], [(x, y)], steps=2, n_samples=4, progress=False)
     assert torch.isfinite(model.predict(x).mean).all()
+
+
+def test_noise_in_place_of_rows_without_draws() -> None:
+    x, y = torch.randn(20, 3), torch.randn(20)
+    noise = nn.Dropout(0.5, inplace=True)
+    model = vb.Model(nn.Sequential(nn.Linear(3, 5), noise, vb.Linear(5, 1, posterior=vb.MeanField())), vb.Gaussian(0.1))
+    vb.fit(model, (x, y), steps=2, n_samples=4, progress=False)
+    model.network[2].posterior.std.set(1e-12)
+    assert float(model.elbo(x, y, n_samples=20).stderr) > 0.0  # every draw has a mask of its own
+
+
+class Recurrent(nn.Module):
+    """Rows as sequences of pairs, with a Bayesian layer before a recurrent one or not."""
+
+    def __init__(self, posterior: vb.posteriors.Posterior, *, before: bool, packed: bool = False) -> None:
+        super().__init__()
+        self.first = vb.Linear(6, 6, posterior=posterior) if before else nn.Linear(6, 6)
+        self.middle = nn.GRU(2, 4, batch_first=True)
+        self.last = vb.Linear(4, 1, posterior=posterior)
+        self.packed = packed
+
+    def forward(self, rows: Tensor) -> Tensor:
+        steps = self.first(rows).reshape(len(rows), 3, 2)
+        if self.packed:
+            lengths = torch.full((len(rows),), 3)
+            steps = nn.utils.rnn.pack_padded_sequence(steps, lengths, batch_first=True)
+        return self.last(self.middle(steps)[1][0])
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_draws_go_through_recurrent_layers_one_after_another(before: bool, packed: bool) -> None:
+    """What `vmap` cannot batch."""
+    x, y = torch.randn(8, 6), torch.randn(8)
+    model = vb.Model(Recurrent(vb.GlobalInducing(), before=before, packed=packed), vb.Gaussian(0.1), inducing=x[:4])
+    assert model._survey.recurrent == before
+    vb.fit(model, (x, y), steps=2, n_samples=3, progress=False)
+    batch = model.prepare(x, y)
+    # weights of an output and its bias, and as many numbers as there are inducing rows
+    noise = {"first.inducing": torch.randn(3, 7 + 4, 6), "last.inducing": torch.randn(3, 5 + 4, 1)}
+    together = model(batch.x, batch.y, n_samples=3, noise=noise)
+    for s in range(3):
+        alone = model(batch.x, batch.y, n_samples=1, noise={name: value[s : s + 1] for name, value in noise.items()})
+        torch.testing.assert_close(together.log_likelihood[s], alone.log_likelihood[0])
+    assert model.sample_functions(x, 3).shape == (3, 8)
+    assert model.predict(x, n_samples=5).n_draws == 5
 
 
 def test_batch_norm_of_inducing_rows_serves_networks_whose_layers_need_none() -> None:

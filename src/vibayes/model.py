@@ -183,6 +183,8 @@ class Model(TrainableModel):
         rows = x if self.inducing is None else torch.cat([self.inducing, x])
         if around.in_place and self.inducing is None:
             rows = x.clone()
+        if self.network.training in around.noisy:
+            rows = rows + draw.zero  # noise that is put in place, as by Dropout(inplace=True), needs rows of the draw
         draw.n_rows = len(rows)
         with draw:
             out = self.network(rows)
@@ -233,7 +235,8 @@ class Model(TrainableModel):
 
         if n_samples > 1 and marginal and self.exact:  # draws are all the same
             n_samples = 1
-        apart = self.network.training and self._around.noisy_averages  # each draw changes the averages
+        # where each draw changes averages, or draws cannot go together
+        apart = (self.network.training and self._around.noisy_averages) or self._around.recurrent
         return each_draw(one, self.jitter.new_zeros(n_samples), noise, apart=apart, at_once=at_once)
 
     # -- the bound ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ class Survey:
         seen: whether data or inducing rows went through, or this is a guess.
         noisy: the modes, `training` or not, in which it draws random numbers of its own, as Dropout does.
         noisy_averages: whether running averages may be taken of rows with such numbers in them.
+        recurrent: whether rows that differ between draws reach an LSTM, GRU or RNN of torch, which `vmap` cannot batch.
     """
 
     output: str | None = None
@@ -39,6 +41,7 @@ class Survey:
     seen: bool = False
     noisy: tuple[bool, ...] = ()
     noisy_averages: bool = False
+    recurrent: bool = False
 
     def check_modes(self, network: nn.Module) -> None:
         """Refuse statistics of rows that differ between draws."""
@@ -100,6 +103,7 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
         seen=True,
         noisy=(*calm.noisy, *now.noisy),
         noisy_averages=now.noisy_averages,
+        recurrent=calm.recurrent or now.recurrent,
     )
 
 
@@ -108,6 +112,7 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
     names = {id(layer): name for name, layer in layers.items()}
     values: dict[str, Tensor] = {}
     averaged: list[str] = []
+    recurrent: list[str] = []
 
     def placeholder(layer: Layer, rows: Tensor) -> Tensor:
         # the same in every draw; of a prior that is drawn, such values see nothing
@@ -128,7 +133,7 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
             return not torch.equal(state, _generator_state(rows))
 
         try:
-            with _noting(network, averaged, drawn) as noisy, draw:
+            with _noting(network, averaged, recurrent, drawn) as noisy, draw:
                 out = network(rows)
         except Exception:
             return None
@@ -140,6 +145,7 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
             seen=True,
             noisy=(network.training,) if drawn() else (),
             noisy_averages=bool(noisy),
+            recurrent=bool(recurrent),
         )
 
 
@@ -149,23 +155,31 @@ def _generator_state(rows: Tensor) -> Tensor:
 
 
 @contextmanager
-def _noting(network: nn.Module, averaged: list[str], drawn: Callable[[], bool]) -> Iterator[list[str]]:
-    """Note the modules with running averages that NaN reaches, and those that change after numbers were drawn."""
+def _noting(
+    network: nn.Module, averaged: list[str], recurrent: list[str], drawn: Callable[[], bool]
+) -> Iterator[list[str]]:
+    """Note the modules with running averages, and recurrent ones, that NaN or numbers that were drawn reach."""
     noisy: list[str] = []
 
-    def note(name: str) -> torch.utils.hooks.RemovableHandle:
-        def look(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            if bool(arguments[0].isnan().any()):
+    def note(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
+        def look(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            differs = bool(arguments[0].data.isnan().any())  # `data` of packed sequences, too
+            if isinstance(module, nn.RNNBase):
+                if differs or drawn():
+                    recurrent.append(name)
+                return
+            if differs:
                 averaged.append(name)
             if module.training and module.running_mean is not None and drawn():
                 noisy.append(name)
 
-        return network.get_submodule(name).register_forward_pre_hook(look)
+        return module.register_forward_pre_hook(look)
 
     handles = [
-        note(name)
+        note(name, module)
         for name, module in network.named_modules()
-        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.running_mean is not None)
+        if isinstance(module, _BatchNorm | nn.RNNBase)
+        or (isinstance(module, _NormBase) and module.running_mean is not None)
     ]
     try:
         yield noisy

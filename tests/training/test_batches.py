@@ -1,11 +1,12 @@
 """Where batches come from: every row once an epoch, by seed and step alone."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 
 import vibayes as vb
 from vibayes.trainable import Batch
@@ -157,6 +158,70 @@ def test_a_loader_keeps_its_own_batch_size() -> None:
     assert as_batches(loader, 4, 0).batch_size == 4
     with pytest.raises(vb.ConfigurationError, match="must have a batch_size"):
         as_batches(DataLoader(TensorDataset(X, Y), batch_size=None), None, 0)
+
+
+class Counted(IterableDataset[tuple[Tensor, Tensor]]):
+    def __init__(self, given: int) -> None:
+        self.given = given
+
+    def __len__(self) -> int:
+        return N
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(X[: self.given], Y[: self.given], strict=True)
+
+
+def test_a_stream_with_a_length_goes_into_a_loader() -> None:
+    with pytest.raises(vb.DataError, match="items by number; put an IterableDataset"):
+        as_batches(Counted(N), None, 0)
+    source = begun(as_batches(DataLoader(Counted(N), batch_size=4), None, 0))
+    assert rows(source.at(1)) == [4, 5, 6, 7]
+    short = begun(as_batches(DataLoader(Counted(7), batch_size=4), None, 0))
+    with pytest.raises(vb.DataError, match="gave 2 of 4 batches"):
+        short.at(3)
+
+
+class Noisy(Dataset[tuple[Tensor, ...]]):
+    """Rows that are changed at random whenever they are read."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return X[index] + torch.rand(1), Y[index]
+
+
+@pytest.mark.parametrize("kind", ["changed rows", "loader's generator", "sampler's generator"])
+def test_whatever_is_random_in_a_loader_comes_from_the_seed(kind: str) -> None:
+    def loader(seed: int) -> Batches:
+        dataset: Dataset[Any] = Noisy() if kind == "changed rows" else TensorDataset(X, Y)
+        generator = torch.Generator().manual_seed(seed)
+        if kind == "sampler's generator":
+            sampler = RandomSampler(dataset, replacement=True, num_samples=N, generator=generator)
+            return begun(as_batches(DataLoader(dataset, batch_size=5, sampler=sampler), None, 0))
+        own = {} if kind == "changed rows" else {"generator": generator}
+        return begun(as_batches(DataLoader(dataset, batch_size=5, shuffle=True, **own), None, 0))
+
+    forward = loader(1)
+    expected = [forward.at(step).x for step in range(8)]
+    again = loader(2)
+    for step in (6, 2, 7, 0):  # as after a resume, with other draws in between
+        torch.rand(3)
+        assert torch.equal(again.at(step).x, expected[step])
+
+
+def test_a_sampler_of_some_rows_is_of_as_many() -> None:
+    loader = DataLoader(TensorDataset(X, Y), batch_size=5, sampler=SubsetRandomSampler(range(6)))
+    source = begun(as_batches(loader, None, 0))
+    assert (source.n_data, source.batch_size) == (6, 5)
+
+
+def test_a_shorter_batch_counts_less() -> None:
+    source = begun(as_batches(DataLoader(TensorDataset(X, Y), batch_size=5), None, 0))
+    shares = [source.share(source.at(step)) for step in range(-(-N // 5))]
+    assert shares == [1.0] * (N // 5) + [N % 5 / 5]
+    memory = begun(as_batches((X, Y), 5, 0))
+    assert memory.share(memory.at(0)) == 1.0
 
 
 def test_a_loader_without_batches_says_why() -> None:

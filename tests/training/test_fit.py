@@ -183,6 +183,18 @@ def test_datasets_and_loaders_train_as_tensors_do() -> None:
     assert math.isfinite(history.elbo[-1])
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.25])
+def test_rows_of_a_loaders_short_last_batch_count_as_others(weight_decay: float) -> None:
+    x, y = torch.ones(21, 1), torch.cat([torch.zeros(20), torch.full((1,), 10.0)])
+    model = vb.Model(vb.Linear(1, 1, bias=False, posterior=vb.Point(prior=False)), vb.Gaussian(1.0, learn=False))
+    loader = DataLoader(TensorDataset(x, y), batch_size=20)
+    rate = vb.schedules.exponential(1.0, 1e-3, 1500, hold=500)
+    vb.fit(model, loader, steps=1500, lr=0.05, lr_schedule=rate, weight_decay=weight_decay, progress=False)
+    # the mean of all rows, drawn to zero by the decay of the loss per row; with batches alike it would be about 5
+    expected = 10 / 21 / (1 + weight_decay)
+    assert float(model.predict(x[:1]).mean) == pytest.approx(expected, rel=0.05)
+
+
 # ---- randomness
 
 

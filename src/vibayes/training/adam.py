@@ -191,6 +191,8 @@ class AdamRun:
                 g + problem.spread(self.decay, p) * p.detach() if decayed else g
                 for g, p, decayed in zip(gradients, problem.parameters, problem.decayed, strict=True)
             )
+        if problem.share != 1.0:
+            gradients = tuple(problem.share * g for g in gradients)
         if self.options.world_size > 1:
             for gradient in gradients:
                 distributed.all_reduce(gradient)
@@ -201,8 +203,8 @@ class AdamRun:
                 if self.options.world_size > 1:
                     distributed.all_reduce(target)
                     target = target / self.options.world_size
-                site = self.problem.sites[name]
-                site.lerp_(target.view_as(site), self.problem.spread(self.natural_rates, site))
+                site = problem.sites[name]
+                site.lerp_(target.view_as(site), problem.spread(problem.share * self.natural_rates, site))
             self.terms[0].copy_(log_likelihood)
             self.terms[1].copy_(log_ratio)
             self.terms[2].add_(objective)

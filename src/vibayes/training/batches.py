@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, default_collate
 
 from vibayes.augment import Augment
 from vibayes.data import check_count
@@ -35,6 +35,10 @@ class Batches(ABC):
     n_data: int
     batch_size: int
     augment: Augment | None = None
+
+    def share(self, batch: Batch) -> float:
+        """How much a step with this batch counts: less where it has fewer rows than the others."""
+        return len(batch.x) / self.batch_size
 
     def augmented(self, x: Tensor) -> Tensor:
         """Inputs of a batch after the augmentation, if there is one."""
@@ -142,8 +146,11 @@ class _FromDataset(Batches):
     """A map-style `Dataset` of `(x, y)` or `(x, y, weight)` items, read batch by batch."""
 
     def __init__(self, dataset: Dataset[Any], batch_size: int | None, seed: int) -> None:
-        if not isinstance(dataset, Sized) or len(dataset) == 0:
-            raise DataError("The Dataset must have a length and at least one item.")
+        if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or len(dataset) == 0:
+            raise DataError(
+                "The Dataset must have a length, at least one item, and items by number; put an IterableDataset with a "
+                "length into a DataLoader."
+            )
         self.dataset, self.n_data = dataset, len(dataset)
         self.batch_size = min(batch_size or 1000, self.n_data)
         self._order, self._seed = _Order(self.n_data, self.batch_size, seed), seed
@@ -167,7 +174,10 @@ class _FromDataset(Batches):
 
 
 class _FromLoader(Batches):
-    """A `DataLoader`, epoch after epoch, with its own batch size and order."""
+    """A `DataLoader`, epoch after epoch, with its own batch size and sampler; the seed decides what is random in both.
+
+    The last batch of an epoch may have fewer rows than the others.
+    """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         dataset = loader.dataset
@@ -183,7 +193,8 @@ class _FromLoader(Batches):
             )
         if loader.batch_size is None:
             raise ConfigurationError("The DataLoader must have a batch_size.")
-        self.loader, self.n_data, self._seed = loader, len(dataset), seed
+        rows = loader.sampler if isinstance(loader.sampler, SubsetRandomSampler) else dataset
+        self.loader, self.n_data, self._seed = loader, len(rows), seed
         self.batch_size = min(loader.batch_size, self.n_data)
         self._epoch, self._position = -1, 0
         self._iterator: Iterator[Any] = iter(())
@@ -202,22 +213,37 @@ class _FromLoader(Batches):
             model.observe(self.at(0))
 
     def _seeded(self, epoch: int) -> Iterator[Any]:
-        # The loader takes its order from torch's generator when its first batch is asked for.
+        """The batches of an epoch, whose random numbers come from a stream of their own."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(self._seed, epoch))
+            for generator in (self.loader.generator, getattr(self.loader.sampler, "generator", None)):
+                if generator is not None:
+                    generator.manual_seed(seed_of(self._seed, epoch))
             iterator = iter(self.loader)
-            first = next(iterator)
-        yield first
-        yield from iterator
+            state = torch.get_rng_state()
+        while True:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(state)
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                state = torch.get_rng_state()
+            yield batch
 
     def at(self, step: int) -> Batch:
         epoch, position = divmod(step, len(self.loader))
         if epoch != self._epoch or position < self._position:
             self._epoch, self._position, self._iterator = epoch, 0, self._seeded(epoch)
-        for _ in range(self._position, position):
-            next(self._iterator)
+        batch = None
+        for number in range(self._position, position + 1):
+            batch = next(self._iterator, None)
+            if batch is None:
+                raise DataError(
+                    f"The DataLoader gave {number} of {len(self.loader)} batches: the length of its Dataset is wrong."
+                )
         self._position = position + 1
-        return self._model.prepare(*_parts(next(self._iterator), "DataLoader"))
+        return self._model.prepare(*_parts(batch, "DataLoader"))
 
     def digest(self) -> str:
         return f"loader over {self.n_data}"

@@ -38,6 +38,7 @@ class Problem(ABC):
         sites: buffers that natural gradients move, by name; with replicas, the first axis is theirs.
         averages: buffers that batch normalisation moves, likewise.
         jitter: `[R]`, changed in place.
+        share: how much the loaded batch counts in training, against others.
         device: where it all is.
     """
 
@@ -48,6 +49,7 @@ class Problem(ABC):
     sites: dict[str, Tensor]
     averages: dict[str, Tensor]
     jitter: Tensor
+    share: float = 1.0
     device: torch.device
 
     @property
@@ -160,6 +162,7 @@ class Single(Problem):
             self._rows.copy_(self._share.part(self.batches.rows(step)), non_blocking=True)
         else:
             self._batch = self.batches.at(step)
+            self.share = self.batches.share(self._batch)
         if self._prepared is not None:
             self._noise = self._prepared(step)
 
@@ -174,7 +177,7 @@ class Single(Problem):
         """The bound of the one model, with an axis of one replica in front."""
         batch = self._current()
         batch = batch._replace(x=self.batches.augmented(batch.x))
-        # a loader's last batch may be shorter than the others
+        # a loader's last batch may be shorter than the others: its bound is as large as theirs, and counts less
         scale = self._scale if self._rows is not None else self.batches.n_data / len(batch.x)
         found: Bound = self.model(
             batch.x, batch.y, batch.weights, scale=scale, n_samples=self.n_samples, noise=self._noise

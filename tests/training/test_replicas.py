@@ -1,14 +1,16 @@
 """`fit_many`: identity 17, padding, minibatches, roll-back of single replicas."""
 
 import copy
+import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Distribution, Gamma, LogNormal
 
 import vibayes as vb
 from vibayes.training.batches import InMemory
@@ -269,6 +271,69 @@ def test_models_that_differ_are_refused() -> None:
         vb.fit_many(
             [regression_model(0), regression_model(1)], [data(0), data(1, 9)], batch_size=20, steps=1, progress=False
         )
+
+
+class _Activated(torch.nn.Module):
+    """A network that is told its activation."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.activation = vb.Linear(2, 1, posterior=vb.MeanField()), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.activation(self.layer(x))
+        return found
+
+
+@pytest.mark.parametrize("prior", [LogNormal(5.0, 1.0), Gamma(2.0, 1.0), None])
+def test_priors_that_differ_are_refused(prior: Distribution | None) -> None:
+    def model(prior: Distribution | None) -> vb.Model:
+        kernel = vb.SquaredExponential(2, lengthscale=vb.Positive(1.0, prior=prior))
+        return vb.Model(vb.GP(1, kernel=kernel, posterior=vb.LocalInducing(6)), vb.Gaussian(0.2))
+
+    sets = [data(0), data(1)]
+    with pytest.raises(vb.ConfigurationError, match=r"Model 1 differs from model 0 in 'network.kernel.lengthscale'"):
+        vb.fit_many([model(LogNormal(0.0, 1.0)), model(prior)], sets, steps=1, progress=False)
+    vb.fit_many([model(LogNormal(0.0, 1.0)), model(LogNormal(0.0, 1.0))], sets, steps=1, progress=False)
+
+
+@pytest.mark.parametrize("other", [torch.sin, lambda x: x.sin(), functools.partial(torch.clamp, min=0.0)])
+def test_functions_that_differ_are_refused(other: Callable[[Tensor], Tensor]) -> None:
+    sets = [data(0), data(1)]
+    first, second = (vb.Model(_Activated(f), vb.Gaussian()) for f in (torch.tanh, other))
+    with pytest.raises(vb.ConfigurationError, match="Model 1 differs from model 0 in 'network'"):
+        vb.fit_many([first, second], sets, steps=1, progress=False)
+    alike = [vb.Model(_Activated(lambda x: x.tanh()), vb.Gaussian()) for _ in range(2)]
+    vb.fit_many(alike, sets, steps=1, progress=False)
+
+
+def test_rows_that_fill_up_do_not_enter_batch_normalisation() -> None:
+    def model() -> vb.Model:
+        torch.manual_seed(0)
+        layers = (torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), vb.Linear(4, 1, posterior=vb.MeanField()))
+        return vb.Model(torch.nn.Sequential(*layers), vb.Gaussian())
+
+    sets = [data(0, 12), data(1, 20)]
+    with pytest.raises(vb.ConfigurationError, match=r"different sizes \(\[12, 20\] rows\).*chunk=1"):
+        vb.fit_many([model(), model()], sets, steps=1, progress=False)
+    models, alone = [model(), model()], model()
+    vb.fit_many(models, sets, chunk=1, steps=5, seed=[0, 0], progress=False)
+    vb.fit(alone, sets[0], steps=5, progress=False)
+    assert torch.equal(models[0].network[1].running_mean, alone.network[1].running_mean)
+    evaluated = [model(), model()]
+    for each in evaluated:
+        each.eval()
+    vb.fit_many(evaluated, sets, chunk=2, steps=1, progress=False)
+
+
+def test_conditional_evidence_of_data_of_different_sizes() -> None:
+    def model() -> vb.ExactGP:
+        return vb.ExactGP(vb.SquaredExponential(2), vb.Gaussian(0.1), conditional=0.8)
+
+    sets = [data(0, 12), data(1, 20)]
+    with pytest.raises(vb.ConfigurationError, match=r"'_given_rows' in different shapes.*chunk=1"):
+        vb.fit_many([model(), model()], sets, chunk=2, steps=1, progress=False)
+    assert len(vb.fit_many([model(), model()], sets, chunk=1, steps=1, progress=False)) == 2
 
 
 def test_starts_may_differ() -> None:

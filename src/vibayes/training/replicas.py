@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vibayes.augment import Augment
 from vibayes.errors import ConfigurationError, ShapeError, TrainingError
@@ -145,7 +146,7 @@ def fit_many(
             if not bool(model.ready):
                 model.initialize(*source.start())
             source.begin(model)
-        _check_sizes(sources)
+        _check_sizes(models[0], sources, chunk)
         if n_samples is None:  # models have met rows by now
             options = dataclasses.replace(options, n_samples=10 if models[0].draws_differ else 1)
         size, n_workers = make_plan(models, sources, options, place, chunk, workers, checkpoint)
@@ -304,13 +305,23 @@ def _source(data: Any, batch_size: int | None, seed: int, augment: Augment | Non
     return source
 
 
-def _check_sizes(sources: Sequence[InMemory]) -> None:
+def _check_sizes(model: TrainableModel, sources: Sequence[InMemory], chunk: int | None) -> None:
     sizes = {s.batch_size for s in sources}
     full = all(s.batch_size == s.n_data for s in sources)
     if not full and len(sizes) > 1:
         raise ConfigurationError(
             f"With minibatches every data set must have at least batch_size rows; they have "
             f"{sorted(s.n_data for s in sources)} rows. Choose a smaller batch_size, or leave it out."
+        )
+    if (
+        full
+        and len(sizes) > 1
+        and chunk != 1
+        and any(isinstance(m, _BatchNorm) and m.training for m in model.modules())
+    ):
+        raise ConfigurationError(
+            f"Data sets of different sizes ({sorted(sizes)} rows) are filled up to train together, and batch "
+            "normalisation would count the rows that fill them. Pass chunk=1, a batch_size, or put it in eval mode."
         )
     shapes = {(tuple(s.data.x.shape[1:]), tuple(s.data.y.shape[1:])) for s in sources}
     if len(shapes) > 1:

@@ -1,15 +1,21 @@
 """What training runs share: their options, their clock, the state of generators, and how they give up."""
 
+import dataclasses
+import functools
+import inspect
 import logging
 import math
 import numbers
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, Transform
+from torch.distributions.utils import lazy_property
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -157,9 +163,10 @@ def structure(model: nn.Module, *, own: bool = True) -> dict[str, Any]:
     for name, module in model.named_modules():
         known = own or type(module).__module__.partition(".")[0] in ("torch", "vibayes")
         settings = {
-            key: value
+            key: setting
             for key, value in sorted(vars(module).items())
-            if known and not key.startswith(("_", "given_")) and key not in _NO_SETTINGS and _is_plain(value)
+            if known and not key.startswith(("_", "given_")) and key not in _NO_SETTINGS
+            if (setting := _setting(value, code=own)) is not None
         }
         if isinstance(module, _NormBase | _DropoutNd):
             settings["training"] = module.training
@@ -171,6 +178,44 @@ def structure(model: nn.Module, *, own: bool = True) -> dict[str, Any]:
 
 # the mode, which matters to few modules only, and what is known once data were seen
 _NO_SETTINGS = ("training", "row_shape")
+
+
+def _setting(value: Any, *, code: bool) -> Any:
+    """An attribute in a form that can be compared and printed; None where it is no setting.
+
+    Args:
+        value: the attribute.
+        code: whether functions count, and objects made of settings; a checkpoint does not tell of them.
+    """
+    if _is_plain(value):
+        return value
+    if isinstance(value, Distribution):
+        return _numbers_of(value)
+    if not code or isinstance(value, type):
+        return None
+    if isinstance(value, functools.partial):
+        return (_setting(value.func, code=True), str(value.args), str(value.keywords))
+    if inspect.isroutine(value):
+        body = getattr(value, "__code__", None)  # lambdas of one place have one name
+        return _words(value) + ("" if body is None else f" {zlib.crc32(body.co_code + repr(body.co_names).encode())}")
+    return str(value) if dataclasses.is_dataclass(value) else None
+
+
+def _numbers_of(prior: Distribution | Transform) -> tuple[str, dict[str, Any]]:
+    """A distribution by its class and numbers; what is computed from them on demand is left out."""
+    found: dict[str, Any] = {}
+    for key, value in sorted(vars(prior).items()):
+        if isinstance(getattr(type(prior), key, None), lazy_property):
+            continue
+        if isinstance(value, Tensor):
+            found[key] = value.tolist()
+        elif isinstance(value, Distribution):
+            found[key] = _numbers_of(value)
+        elif isinstance(value, list | tuple) and value and all(isinstance(v, Transform) for v in value):
+            found[key] = [_numbers_of(v) for v in value]
+        elif isinstance(value, float | int) and not key.startswith("_"):
+            found[key] = value
+    return type(prior).__name__, found
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from vibayes.bound import Bound
+from vibayes.errors import ConfigurationError
 from vibayes.modes import averages
 from vibayes.stages import network_weights
 from vibayes.trainable import Batch, TrainableModel
@@ -47,9 +48,15 @@ class Stacked(Problem):
             name: torch.stack(tensors).requires_grad_(name in trained)
             for name, tensors in _by_name([dict(m.named_parameters()) for m in models]).items()
         }
-        self._buffers = {
-            name: torch.stack(tensors) for name, tensors in _by_name([_stackable(m) for m in models]).items()
-        }
+        buffers = _by_name([_stackable(m) for m in models])
+        for name, tensors in buffers.items():
+            shapes = sorted({tuple(tensor.shape) for tensor in tensors})
+            if len(shapes) > 1:
+                raise ConfigurationError(
+                    f"The models hold {name!r} in different shapes, {shapes}, as their data differ in size, and cannot "
+                    "train as one. Pass chunk=1."
+                )
+        self._buffers = {name: torch.stack(tensors) for name, tensors in buffers.items()}
         self.parameters = [p for p in self._parameters.values() if p.requires_grad]
         self.sites = {name: self._buffers[name] for name in natural_sites(self.base)}
         self.averages = {name: self._buffers[name] for name in averages(self.base)}

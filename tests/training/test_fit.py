@@ -287,6 +287,19 @@ def test_adam_does_not_stop_while_the_weight_of_the_kl_rises() -> None:
     assert history.step[-1] > 1_500
 
 
+@pytest.mark.parametrize("steps", [None, 400])
+def test_lbfgs_does_not_stop_while_the_weight_of_the_kl_rises(steps: int | None) -> None:
+    x = torch.linspace(-1, 1, 30)[:, None]
+    y = torch.sin(3 * x[:, 0])
+    bumps = vb.conjugate.GaussianBumps(torch.linspace(-1, 1, 5), lengthscale=0.5)
+    bounds = []
+    for weight in (1.0, vb.schedules.linear(0.0, 1.0, 60), vb.schedules.piecewise([50], [3.0, 1.0])):
+        model = vb.LinearRegression(bumps, posterior="mean_field", noise=0.1)
+        vb.fit(model, (x, y), optimizer="lbfgs", steps=steps, kl_weight=weight, progress=False)
+        bounds.append(model.elbo(x, y).value.item())
+    assert bounds == pytest.approx([bounds[0]] * 3, abs=1e-3)
+
+
 def test_adam_waits_for_a_weight_of_the_kl_that_comes_later() -> None:
     x = torch.linspace(-2, 2, 20)[:, None]
     gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(5))
@@ -320,6 +333,12 @@ def test_parameters_without_a_part_in_the_bound_are_nothing_to_train() -> None:
     layer = vb.Linear(2, 1, prior=vb.ScalePrior(), posterior=vb.FromPrior())
     with pytest.raises(vb.ConfigurationError, match="part in the bound"):
         vb.fit(vb.Model(layer, vb.Gaussian(0.1, learn=False)), (x, x[:, 0]), steps=3, progress=False)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_lbfgs_takes_no_negative_weight_of_the_kl(value: float) -> None:
+    with pytest.raises(vb.ConfigurationError, match="kl_weight must not be negative, infinite or NaN; at step 0"):
+        fit(svgp(), 20, optimizer="lbfgs", kl_weight=value)
 
 
 @pytest.mark.parametrize("name", ["kl_weight", "lr_schedule"])
@@ -488,18 +507,19 @@ def test_an_interruption_leaves_the_last_good_state(kind: type[BaseException]) -
 def test_an_interrupted_lbfgs_keeps_what_it_has() -> None:
     calls = 0
 
-    def weight(step: int) -> float:
+    def count(*_: object) -> None:
         nonlocal calls
         calls += 1
-        if step >= 20 and calls > 60:
+        if calls > 60:
             raise KeyboardInterrupt
-        return 1.0
 
     model = deep()
     model.initialize(*data())
     before = model.elbo(*data(), n_samples=200).value
+    hook = model.register_forward_pre_hook(count)
     with pytest.raises(KeyboardInterrupt):
-        fit(model, 400, optimizer="lbfgs", kl_weight=weight, n_samples=5)
+        fit(model, 400, optimizer="lbfgs", n_samples=5)
+    hook.remove()
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert model.elbo(*data(), n_samples=200).value > before + 5
 

@@ -120,37 +120,40 @@ def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path: Path) ->
         assert torch.equal(a, b)
 
 
-def test_lbfgs_resumes(tmp_path: Path) -> None:
-    def fitted(checkpoint: Path | None, weight: vb.schedules.Schedule | float) -> vb.ExactGP:
-        torch.manual_seed(0)
-        x = torch.randn(30, 2)
-        model = vb.ExactGP(vb.SquaredExponential(2, ard=True), vb.Gaussian(0.5))
-        vb.fit(
-            model,
-            (x, (x[:, 0] * 2).sin() + 0.1 * torch.randn(30)),
-            restarts=2,
-            progress=False,
-            checkpoint=checkpoint,
-            checkpoint_seconds=0.0,
-            kl_weight=weight,
-        )
-        return model
-
+def _lbfgs(checkpoint: Path | None, stop: int | None = None, **options: Any) -> tuple[vb.ExactGP, vb.History]:
+    """Trained by L-BFGS, with an error at one of the evaluations of the bound."""
+    torch.manual_seed(0)
+    x = torch.randn(30, 2)
+    model = vb.ExactGP(vb.SquaredExponential(2, ard=True), vb.Gaussian(0.5))
     evaluations = 0
 
-    def stopping_late(step: int) -> float:
+    def count(*_: object) -> None:
         nonlocal evaluations
         evaluations += 1
-        if evaluations == 40:
+        if evaluations == stop:
             raise StopError
-        return 1.0
 
-    whole = fitted(None, 1.0)
+    model.register_forward_pre_hook(count)
+    y = (x[:, 0] * 2).sin() + 0.1 * torch.randn(30)
+    history = vb.fit(model, (x, y), restarts=2, progress=False, checkpoint=checkpoint, **options)
+    return model, history
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e6])
+@pytest.mark.parametrize("stop", [3, 40])
+@pytest.mark.parametrize("kl_weight", [1.0, vb.schedules.linear(0.0, 1.0, 30)])
+def test_lbfgs_resumes(tmp_path: Path, seconds: float, stop: int, kl_weight: Any) -> None:
+    whole, history = _lbfgs(None, kl_weight=kl_weight)
+    options = {"checkpoint_seconds": seconds, "kl_weight": kl_weight}
     with pytest.raises(StopError):
-        fitted(tmp_path / "state", stopping_late)
-    assert (tmp_path / "state").exists()
-    again = fitted(tmp_path / "state", 1.0)
+        _lbfgs(tmp_path / "state", stop, **options)
+    assert (tmp_path / "state").exists()  # kept when interrupted, however seldom it is written
+    again, resumed = _lbfgs(tmp_path / "state", **options)
     for a, b in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert resumed.step == history.step
+    finished, _ = _lbfgs(tmp_path / "state", stop=2, **options)  # which evaluates no bound again
+    for a, b in zip(whole.parameters(), finished.parameters(), strict=True):
         assert torch.equal(a, b)
 
 

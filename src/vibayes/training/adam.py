@@ -25,10 +25,10 @@ from vibayes.training.run import (
     generators,
     give_up,
     logger,
+    scheduled,
     set_generators,
     value_at,
 )
-from vibayes.training.schedules import Schedule
 
 __all__ = ["AdamRun"]
 
@@ -136,22 +136,14 @@ class AdamRun:
 
     def _advance(self) -> None:
         self.problem.load(self.step)
-        self.factor = self._scheduled("lr_schedule", self.options.lr_schedule)
+        self.factor = scheduled("lr_schedule", self.options.lr_schedule, self.step)
         self._put("rates", [self.factor * self._lr(r) for r in range(self.problem.replicas)])
         if self.problem.sites:
             self._put("natural_rates", [self._natural_rate(r) for r in range(self.problem.replicas)])
-        self._put("kl_weight", self._scheduled("kl_weight", self.options.kl_weight))
+        self._put("kl_weight", scheduled("kl_weight", self.options.kl_weight, self.step))
         self._one_step(self._compute)
         self.step += 1
         self.in_window += 1
-
-    def _scheduled(self, name: str, schedule: Schedule) -> float:
-        value = schedule(self.step)
-        if not 0.0 <= value < math.inf:
-            raise ConfigurationError(
-                f"{name} must not be negative, infinite or NaN; at step {self.step} it is {value}."
-            )
-        return value
 
     def _lr(self, r: int) -> float:
         """The learning rate of a replica before the schedule; a stopped one stays where it is."""

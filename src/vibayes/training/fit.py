@@ -65,7 +65,7 @@ def fit(
         data: `(x, y)` or `(x, y, weights)` as tensors or arrays, or a `Dataset` or `DataLoader` of such items.
         steps: how many steps (iterations, for L-BFGS). None: L-BFGS until it converges; Adam until the bound,
             averaged over windows of `log_every` steps, rises by less than `tolerance` nats per row in ten windows
-            at the given learning rate and again at a tenth of it, but not before the weight of the KL has reached its
+            at the given learning rate and again at a tenth of it; neither before the weight of the KL has reached its
             last value; at most `max_steps`.
         batch_size: rows per step; all rows when None (1,000 for a `Dataset`).
         optimizer: `"adam"` or `"lbfgs"`; by default L-BFGS for closed-form models and Adam for the rest.

@@ -24,7 +24,9 @@ from vibayes.training.run import (
     generators,
     give_up,
     logger,
+    scheduled,
     set_generators,
+    value_at,
 )
 
 __all__ = ["LbfgsRun", "perturb"]
@@ -65,6 +67,9 @@ class LbfgsRun:
         self.clock = Clock()
         self.noise_state = generators(problem.device)
         self.first = copy.deepcopy(self.model.state_dict())
+        # the weight that the KL will have in the end, if it is known: bounds with another are not the one to maximise
+        self.last_kl_weight = value_at(options.kl_weight, self.last_step - 1)
+        self.kl_weight = math.nan
         self.best: dict[str, Any] | None = None
         self.good: dict[str, Any] = {}
         self.restart, self.asked_to_stop = 0, False
@@ -100,9 +105,10 @@ class LbfgsRun:
                 if self.restart < self.options.restarts:
                     self.new_start()
                 self.good = self.state()
-                self.save(self.good)
+                self.save(self.good, force=self.restart == self.options.restarts)
         except BaseException:  # leave the best finished start, or the last good state of the first one
             self.restore(self.good)
+            self.save(self.good, force=True)
             if self.best is not None:
                 self.model.load_state_dict(self.best["model"])
             raise
@@ -118,6 +124,7 @@ class LbfgsRun:
     def converge(self) -> None:
         """Iterate until the bound no longer changes or the iterations are used up."""
         while not self.history.stopped and self.step < self.last_step:
+            self._weigh(scheduled("kl_weight", self.options.kl_weight, self.step))
             before = self._value()
             if not math.isfinite(before):
                 self.more_jitter()
@@ -137,7 +144,8 @@ class LbfgsRun:
                 continue
             self._log(self._last)
             gained = (before - after) * self.n_data
-            if gained < _ENOUGH or made < group["max_iter"]:
+            final = self.last_kl_weight in (None, self.kl_weight)
+            if final and (gained < _ENOUGH or made < group["max_iter"]):
                 self.history.stopped = "L-BFGS converged"
             self.good = self.state()
             self.save(self.good)
@@ -145,6 +153,12 @@ class LbfgsRun:
                 self.asked_to_stop, self.history.stopped = True, ASKED_TO_STOP
         if not self.history.stopped:
             self.history.stopped = f"used up {self.last_step} iterations"
+
+    def _weigh(self, kl_weight: float) -> None:
+        """Take a weight of the KL; what the optimizer knows of the curvature was that of another bound."""
+        if kl_weight != self.kl_weight and self.optimizer.state:
+            self._new_optimizer()
+        self.kl_weight = kl_weight
 
     def _bound(self) -> Bound:
         self.problem.load(0)
@@ -167,12 +181,12 @@ class LbfgsRun:
         set_generators(self.noise_state, self.problem.device)
         with torch.no_grad():
             self._last = self._bound()
-            return -float(self._last.objective(self.options.kl_weight(self.step))) / self.n_data
+            return -float(self._last.objective(self.kl_weight)) / self.n_data
 
     def _closure(self) -> Tensor:
         set_generators(self.noise_state, self.problem.device)
         self.optimizer.zero_grad(set_to_none=False)
-        loss = -self._bound().objective(self.options.kl_weight(self.step)) / self.n_data
+        loss = -self._bound().objective(self.kl_weight) / self.n_data
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         values = [loss.detach(), *gradients, *(p.detach() for p in self.parameters)]
@@ -187,18 +201,19 @@ class LbfgsRun:
         assert self._last is not None
         failed = [site for site, bad in self._last.failures.items() if bool(bad)]
         reason = f"the kernel matrix of layer {failed[0]!r} was not positive definite" if failed else _NOT_FINITE
-        self.model.load_state_dict(self.first)
+        tried = float(self.model.jitter)
+        self._begin()
         self.tries += 1
         if self.tries > MAX_TRIES:
-            raise give_up(reason, self.step, float(self.model.jitter), self.model.dtype)
+            raise give_up(reason, self.step, tried, self.model.dtype)
         self.model.jitter.mul_(10.0**self.tries)
-        self._new_optimizer()
         text = f"Iteration {self.step}: {reason}; starting again with jitter {float(self.model.jitter):.1e}."
         self.history.events.append(text)
         logger.warning(text)
 
     def keep_best(self) -> None:
-        """Remember this start's end if it is the best so far."""
+        """Remember this start's end if it is the best so far, by the bound that all starts share."""
+        self._weigh(self.kl_weight if self.last_kl_weight is None else self.last_kl_weight)
         value = self._value()
         if self.best is None or value < self.best["value"]:
             self.best = {
@@ -207,12 +222,17 @@ class LbfgsRun:
                 "history": copy.deepcopy(self.history.to_dict()),
             }
 
-    @torch.no_grad()
     def new_start(self) -> None:
         """Start over from the first state with hyperparameters moved by standard normal noise."""
+        self._begin()
+        self.step, self.tries = 0, 0
+        self.history = History(n_data=self.n_data, events=self.history.events)
+
+    def _begin(self) -> None:
+        """Put the model where this start begins."""
         self.model.load_state_dict(self.first)
-        perturb(self.model, seed_of(self.seed, self.restart))
-        self.step, self.history = 0, History(n_data=self.n_data, events=self.history.events)
+        if self.restart > 0:
+            perturb(self.model, seed_of(self.seed, self.restart))
         self._new_optimizer()
 
     def state(self) -> dict[str, Any]:
@@ -229,6 +249,7 @@ class LbfgsRun:
                 "first": self.first,
                 "best": self.best,
                 "restart": self.restart,
+                "kl_weight": self.kl_weight,
             }
         )
 
@@ -242,3 +263,4 @@ class LbfgsRun:
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.noise_state, self.first = state["noise_state"], state["first"]
         self.best, self.restart = state["best"], state["restart"]
+        self.kl_weight = state.get("kl_weight", 1.0)  # files of earlier versions have none

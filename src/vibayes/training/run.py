@@ -37,6 +37,7 @@ __all__ = [
     "generators",
     "give_up",
     "logger",
+    "scheduled",
     "set_generators",
     "structure",
     "value_at",
@@ -227,6 +228,14 @@ def _is_plain(value: Any) -> bool:
 def _values(schedule: Schedule) -> list[float | None]:
     """A schedule by some of its values."""
     return [value_at(schedule, step) for step in (0, 10, 100, 1_000, 10_000, 100_000)]
+
+
+def scheduled(name: str, schedule: Schedule, step: int) -> float:
+    """A schedule's value at a step, checked."""
+    value = schedule(step)
+    if not 0.0 <= value < math.inf:
+        raise ConfigurationError(f"{name} must not be negative, infinite or NaN; at step {step} it is {value}.")
+    return value
 
 
 def value_at(schedule: Schedule, step: int) -> float | None:

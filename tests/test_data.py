@@ -191,6 +191,21 @@ def test_a_small_but_real_spread_is_kept() -> None:
     assert units.inputs(x).std() > 0.9
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float32, 1e-30), (torch.float32, 1e30), (torch.float64, 1e-200), (torch.float64, 1e200)]
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_columns_whose_squares_vanish_or_overflow(dtype: torch.dtype, size: float, weighted: bool) -> None:
+    plain = torch.randn(50, 2, dtype=torch.float64)
+    weights = torch.ones(50, dtype=dtype) if weighted else None
+    units, expected = Units("inputs"), Units("inputs")
+    units.learn((plain * size).to(dtype), plain, weights)
+    expected.learn(plain, plain)
+    torch.testing.assert_close(units.x_scale / size, expected.x_scale, rtol=1e-5, atol=0.0)
+    found = units.inputs((plain * size).to(dtype))
+    torch.testing.assert_close(found.double(), expected.inputs(plain), rtol=1e-4, atol=1e-5)
+
+
 def test_one_row() -> None:
     x = torch.tensor([[3.0, -2.0]])
     units = Units("both")
@@ -251,6 +266,20 @@ def test_statistics_of_images_have_the_shape_of_a_row() -> None:
     old = {**units.state_dict(), "x_mean": x.mean(0), "x_scale": x.std(0, correction=0)}
     units.load_state_dict(old)
     torch.testing.assert_close(units.inputs(x).mean(0), torch.zeros(2, 4, 4), atol=1e-12, rtol=0)
+
+
+def test_what_a_masked_array_hides_is_missing() -> None:
+    values = np.ma.masked_values([[1, 2], [-999, 4]], -999)
+    with pytest.raises(vb.DataError, match="first is NaN, in row 1, column 0"):
+        as_rows(values)
+    assert as_rows(np.ma.masked_array([[1.0, 2.0]])).tolist() == [[1.0, 2.0]]
+
+
+def test_sparse_tensors_are_refused() -> None:
+    with pytest.raises(vb.DataError, match=r"x is a sparse tensor; pass x.to_dense\(\)"):
+        as_rows(torch.eye(3).to_sparse())
+    with pytest.raises(vb.DataError, match="y is a sparse tensor"):
+        as_tensor(torch.ones(3).to_sparse(), "y")
 
 
 def test_missing_values_of_pandas_are_nan() -> None:

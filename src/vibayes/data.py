@@ -48,9 +48,13 @@ def as_tensor(values: Any, what: str, *, device: torch.device | None = None) -> 
     """A tensor from a tensor, a numpy array, a pandas object or a list; `what` names it in errors."""
     if isinstance(values, Tensor):
         tensor = values.detach()
+        if tensor.layout != torch.strided:
+            raise DataError(f"{what} is a sparse tensor; pass {what}.to_dense().")
     else:
         try:
-            array = np.asarray(values)
+            # what a masked array hides is missing, whatever number stands there
+            masked = isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "buif"
+            array = values.astype(np.float64).filled(math.nan) if masked else np.asarray(values)
         except ValueError as error:  # ragged lists
             raise DataError(f"{what} cannot be read as an array: {error}.") from None
         if array.dtype == object and all(_is_missing(v) or isinstance(v, numbers.Real | np.bool_) for v in array.flat):
@@ -231,16 +235,20 @@ def _statistics(rows: Tensor, what: str, weights: Tensor | None = None) -> tuple
     change, and notice translations.
     """
     axes = (0, 2, 3) if rows.ndim == 4 else (0,)
+    if weights is not None:
+        rows, weights = rows[weights > 0], weights[weights > 0]
+    low, high = rows.amin(axes, keepdim=True), rows.amax(axes, keepdim=True)
+    # at a size of about 1 squares neither overflow nor vanish; by a power of two, which rounds nothing
+    size = torch.exp2(torch.maximum(-low, high).clamp_min(torch.finfo(rows.dtype).tiny).log2().floor())
+    rows, low, high = rows / size, low / size, high / size
     if weights is None:
         mean, scale = rows.mean(axes, keepdim=True), rows.std(axes, correction=0, keepdim=True)
     else:
-        rows, weights = rows[weights > 0], weights[weights > 0]
         share = weights.reshape(-1, *[1] * (rows.ndim - 1)).expand_as(rows[:, :1])
         share = share / share.sum(axes, keepdim=True)
         mean = (share * rows).sum(axes, keepdim=True)
         scale = (share * (rows - mean).square()).sum(axes, keepdim=True).sqrt()
     # rounding leaves a constant with a tiny scale, and a larger one in float32 and in sums over many places
-    low, high = rows.amin(axes, keepdim=True), rows.amax(axes, keepdim=True)
     spread = max(1e-12, 4 * torch.finfo(rows.dtype).eps)
     constant = (low == high) | (scale <= spread * torch.maximum(-low, high))
     if bool(constant.any()):
@@ -248,4 +256,6 @@ def _statistics(rows: Tensor, what: str, weights: Tensor | None = None) -> tuple
         kind = "channel" if rows.ndim == 4 else "column"
         logger.info("Constant %s %s(s) %s: standardised to zero.", what, kind, which)
     first = rows[:1]
-    return torch.where(constant, first, mean)[0], torch.where(constant, torch.ones_like(first), scale)[0]
+    return (torch.where(constant, first, mean) * size)[0], torch.where(constant, torch.ones_like(first), scale * size)[
+        0
+    ]

@@ -7,6 +7,7 @@ process ends.
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -58,11 +59,17 @@ def run_jobs(jobs: Sequence[bytes], n_workers: int, done: Callable[[int], None])
                 idle.append(worker)
             done(number)
 
+    pool = ThreadPoolExecutor(len(workers))
     try:
-        with ThreadPoolExecutor(len(workers)) as pool:
-            futures = [pool.submit(one, number) for number in range(len(jobs))]
-            outcomes = [future.exception() or future.result() for future in futures]
+        futures = [pool.submit(one, number) for number in range(len(jobs))]
+        outcomes = [future.exception() or future.result() for future in futures]
+    except BaseException:  # interrupted: what is not begun is left, and the others end as if interrupted themselves
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.interrupt()
+        raise
     finally:
+        pool.shutdown()
         for worker in workers:
             worker.close()
     for outcome in outcomes:
@@ -100,6 +107,10 @@ class _Worker:
         if kind == "error":
             raise value
         return value
+
+    def interrupt(self) -> None:
+        """Have it keep what it reached and end; it may have heard of it already, as on a terminal."""
+        self.process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout):
@@ -163,7 +174,7 @@ def serve() -> None:
     while True:
         try:
             job = pickle.loads(_read(incoming))
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             return
         try:
             answer: tuple[str, Any] = ("done", _fit(job))

@@ -1,8 +1,10 @@
 """Worker processes train what one process trains."""
 
+import _thread
 import os
 import pickle
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,30 @@ def test_a_worker_that_dies_is_reported() -> None:
     with pytest.raises(vb.TrainingError, match="worker process died"):
         worker.run(b"anything")
     worker.close()
+
+
+def test_an_interruption_ends_the_workers_and_begins_no_more_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bytes] = []
+
+    class Busy:
+        def __init__(self) -> None:
+            self.told = threading.Event()
+
+        def run(self, job: bytes) -> None:
+            begun.append(job)
+            _thread.interrupt_main()
+            assert self.told.wait(60), "the job ran on"
+
+        def interrupt(self) -> None:
+            self.told.set()
+
+        def close(self) -> None:
+            assert self.told.is_set()
+
+    monkeypatch.setattr(workers, "_Worker", Busy)
+    with pytest.raises(KeyboardInterrupt):
+        workers.run_jobs([b"1", b"2", b"3"], 1, lambda number: None)
+    assert begun == [b"1"]
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True])

@@ -90,6 +90,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
+            process_group=0,  # a terminal interrupts this process alone, which tells its workers, once
         )
 
     def run(self, job: bytes) -> Any:
@@ -109,8 +110,11 @@ class _Worker:
         return value
 
     def interrupt(self) -> None:
-        """Have it keep what it reached and end; it may have heard of it already, as on a terminal."""
-        self.process.send_signal(signal.SIGINT)
+        """Have it keep what it reached and end."""
+        if os.name == "nt":
+            self.process.terminate()
+        else:
+            self.process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
         for stream in (self.process.stdin, self.process.stdout):

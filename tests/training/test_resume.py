@@ -193,6 +193,14 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
     assert file.read_bytes() == content  # nothing was overwritten
 
 
+@pytest.mark.parametrize("state", [[1, 2], {"a": 1}, {"fingerprint": {}}])
+def test_another_state_is_no_checkpoint(tmp_path: Path, state: Any) -> None:
+    save_state(tmp_path / "state", state)
+    model, data = model_and_data()
+    with pytest.raises(vb.DataError, match="state is not the checkpoint of a run"):
+        vb.fit(model, data, steps=2, progress=False, checkpoint=tmp_path / "state")
+
+
 def test_a_truncated_checkpoint_is_named(tmp_path: Path) -> None:
     model, data = model_and_data()
     file = tmp_path / "state"

@@ -143,6 +143,10 @@ class Keeper:
         if self.path is None or not self.path.exists():
             return None
         kept = load_state(self.path)
+        if not isinstance(kept, dict) or not {"fingerprint", "run"} <= kept.keys():
+            raise DataError(
+                f"{self.path} is not the checkpoint of a run. Choose another path, or delete it to start over."
+            )
         before = kept["fingerprint"]
         changed = [
             f"{key} was {before.get(key)} and is {self.fingerprint.get(key)}"

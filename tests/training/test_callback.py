@@ -1,5 +1,7 @@
 """The callback of `fit` and `fit_many`: what loggers see, and how it ends training."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -66,6 +68,32 @@ def test_fit_many_says_which_model_and_stops_only_that_one(chunk: int) -> None:
     )
     assert [h.step[-1] for h in histories] == [40, 20, 40]
     assert sorted(seen) == sorted((r, s) for r, h in enumerate(histories) for s in h.step)
+
+
+def test_what_a_callback_draws_does_not_change_the_run(tmp_path: Path) -> None:
+    x, y = _data()
+
+    def trained(watch: bool, stop: int | None = None, checkpoint: Path | None = None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = (vb.GP(2, kernel=vb.SquaredExponential(1)), vb.GP(1, kernel=vb.SquaredExponential(2)))
+        model = vb.Model(torch.nn.Sequential(*layers), vb.Gaussian(0.1), inducing=x[::5])
+
+        def callback(logged: Logged) -> None:
+            if watch:
+                model.elbo(x, y, n_samples=3)
+            if logged.step == stop:
+                raise RuntimeError("stop")
+
+        vb.fit(model, (x, y), steps=12, log_every=3, progress=False, checkpoint=checkpoint, callback=callback)
+        return list(model.parameters())
+
+    whole = trained(watch=True)
+    with pytest.raises(RuntimeError, match="stop"):
+        trained(watch=True, stop=6, checkpoint=tmp_path / "c")
+    resumed, alone = trained(watch=True, checkpoint=tmp_path / "c"), trained(watch=False)
+    for a, b, c in zip(whole, resumed, alone, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
 
 
 def test_an_error_in_the_callback_leaves_the_model_usable() -> None:

@@ -22,6 +22,7 @@ from vibayes.training.run import (
     Clock,
     Options,
     Saver,
+    asks_to_stop,
     generators,
     give_up,
     logger,
@@ -253,7 +254,7 @@ class AdamRun:
             self.progress.update(self.step, f"elbo/N {sum(shown) / len(shown):.4f}")
         if self.options.callback is not None:
             for r in live:
-                if well[r] and self.options.callback(self.histories[r].last(r)):
+                if well[r] and asks_to_stop(self.options.callback, self.histories[r].last(r)):
                     self.histories[r].stopped = self.histories[r].stopped or ASKED_TO_STOP
 
     def _forget(self) -> None:

@@ -87,7 +87,8 @@ def fit(
         compile: compile the bound and Adam by `torch.compile`, which takes a minute or less; see docs/decisions.
         noise: prepared noise of the draws at a step, `[S, ...]` by name; for comparisons.
         callback: called with each new entry of the history, a `Logged` (`.step`, `.elbo`, `.numbers()`), to write it
-            to a logger; training ends when it returns something true. Under `torchrun` it is called in every process
+            to a logger; training ends when it returns something true. What it draws at random, as `model.elbo` does,
+            does not change the run's draws on a CPU. Under `torchrun` it is called in every process
             and must answer alike.
         weight_decay: with Adam, adds `weight_decay / 2 * |w|^2` to the loss per row, where `w` are the weights of plain
             torch modules and of `Point` layers; hyperparameters and variational parameters have priors instead. The

@@ -21,6 +21,7 @@ from vibayes.training.run import (
     Clock,
     Options,
     Saver,
+    asks_to_stop,
     generators,
     give_up,
     logger,
@@ -149,7 +150,7 @@ class LbfgsRun:
                 self.history.stopped = "L-BFGS converged"
             self.good = self.state()
             self.save(self.good)
-            if self.options.callback is not None and self.options.callback(self.history.last()):
+            if self.options.callback is not None and asks_to_stop(self.options.callback, self.history.last()):
                 self.asked_to_stop, self.history.stopped = True, ASKED_TO_STOP
         if not self.history.stopped:
             self.history.stopped = f"used up {self.last_step} iterations"

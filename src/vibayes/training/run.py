@@ -22,7 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, TrainingError
 from vibayes.trainable import TrainableModel
 from vibayes.training.batches import Batches
-from vibayes.training.history import Callback
+from vibayes.training.history import Callback, Logged
 from vibayes.training.schedules import Schedule
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Clock",
     "Options",
     "Saver",
+    "asks_to_stop",
     "check_options",
     "find_device",
     "fingerprint",
@@ -99,6 +100,12 @@ def set_generators(states: list[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)
+
+
+def asks_to_stop(callback: Callback, entry: Logged) -> bool:
+    """Whether a callback says that training is to end; random numbers that it draws are not taken from the run's."""
+    with torch.random.fork_rng(devices=[]):
+        return bool(callback(entry))
 
 
 def give_up(

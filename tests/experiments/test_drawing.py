@@ -122,6 +122,10 @@ def test_a_killed_figure_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no result file"):
+        drawing().draw(tmp_path / "mistyped")
+    assert not (tmp_path / "mistyped").exists()
+    (tmp_path / "lines.json").write_text('{"figures": ')
+    with pytest.raises(ConfigurationError, match="is damaged"):
         drawing().draw(tmp_path)
     (tmp_path / "lines.json").write_text('{"figures": {"first": {}}}')
     with pytest.raises(ConfigurationError, match="no arrays of figures"):

@@ -123,11 +123,16 @@ class Drawing:
         Returns:
             The pictures.
         """
-        folder = writable_folder(out)
-        file = folder / f"{self.experiment}.json"
+        file = Path(out) / f"{self.experiment}.json"
         if not file.exists():
             raise ConfigurationError(f"There is no result file {file}; run the experiment first.")
-        content = json.loads(file.read_text(encoding="utf-8"))
+        folder = writable_folder(out)
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"The result file {file} is damaged ({error}); run the experiment again."
+            ) from error
         drawn = []
         for name in self.paint:
             kept = folder / f"{name}.safetensors"

@@ -25,7 +25,7 @@ def _numbers(value: Tensor) -> str:
 
 def _trained(module: nn.Module) -> int:
     """How many numbers training moves, be it by Adam or by natural gradients."""
-    natural = (b.numel() for m in module.modules() if isinstance(m, NaturalSites) for b in m.buffers())
+    natural = (b.numel() for m in module.modules() if isinstance(m, NaturalSites) and m.learn for b in m.buffers())
     return sum(p.numel() for p in module.parameters() if p.requires_grad) + sum(natural)
 
 

@@ -1,5 +1,7 @@
 """Posteriors moved by natural gradients: their steps, their optima, and how training keeps them."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,14 +37,13 @@ def one_layer(
 
 
 def fix(model: vb.Model) -> None:
-    """Leave one number to Adam, and let it hardly move, so that natural gradients alone do the work."""
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    model.layers["network"].kernel.variance.raw.requires_grad_(True)
+    """Fix all that Adam would move, so that natural gradients alone do the work."""
+    model.requires_grad_(False)
+    model.layers["network"].posterior.sites.requires_grad_(True)
 
 
 def steps(model: vb.Model, rows: tuple[Tensor, ...], count: int, rate: float, **options: object) -> vb.History:
-    return vb.fit(model, rows, steps=count, lr=1e-12, natural_rate=rate, progress=False, log_every=1, **options)
+    return vb.fit(model, rows, steps=count, natural_rate=rate, progress=False, log_every=1, **options)
 
 
 @pytest.mark.parametrize("kind", ["global", "local"])
@@ -217,6 +218,53 @@ def test_a_step_gone_wrong_is_undone() -> None:
     assert not histories[1].events
     for model in models:
         assert all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_it_stays_where_it_is_while_it_asks_for_no_gradient(joint: bool, tmp_path) -> None:
+    x, y = data()
+
+    def train(model: vb.Model, steps: int) -> list[str]:
+        """What has changed."""
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        options = {"steps": steps, "n_samples": 2, "progress": False}
+        if joint:
+            vb.fit_many([model, copy.deepcopy(model)], [(x, y)] * 2, chunk=2, **options)
+        else:
+            vb.fit(model, (x, y), **options)
+        return [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
+
+    model = deep(0)
+    model.initialize(x, y)
+    trained = model.describe()
+    model.layers["1"].posterior.requires_grad_(False)
+    assert trained != model.describe()
+    assert "1: GP 2 -> 1, posterior GlobalInducing(precision='natural'), 2 parameters to train" in model.describe()
+    changed = train(model, 2)
+    assert "network.1.kernel.variance.raw" in changed
+    assert not any("network.1.posterior" in name for name in changed)
+    model.save(tmp_path / "model")
+    assert not any("network.1.posterior" in name for name in train(vb.load(tmp_path / "model"), 2))
+    model.layers["1"].posterior.requires_grad_(True)
+    assert {f"network.1.posterior.natural.{name}" for name in ("precision", "shift")} <= set(train(model, 2))
+    model.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="nothing to train"):
+        vb.fit(model, (x, y), steps=2, progress=False)
+
+
+def test_states_and_files_from_before_it_could_be_fixed() -> None:
+    x, y = data()
+    model, other = deep(0), deep(1)
+    older = {name: value for name, value in model.state_dict().items() if not name.endswith("mark")}
+    assert len(older) == len(model.state_dict()) - 1
+    other.load_state_dict(older)
+    assert torch.equal(other.layers["1"].posterior.sites.shift, model.layers["1"].posterior.sites.shift)
+    sites = other.layers["1"].posterior.sites
+    del sites.mark
+    other.load_state_dict(older)
+    before = sites.shift.clone()
+    vb.fit(other, (x, y), steps=2, n_samples=2, progress=False)
+    assert not torch.equal(sites.shift, before)
 
 
 def test_functions_are_drawn_from_it() -> None:

@@ -32,7 +32,9 @@ class NaturalSites(nn.Module):
     between draws, and the targets are averaged over them. Inducing inputs that move take their pseudo-observations
     along, which Adam does not manage (docs/decisions/natural-last-layer.md).
 
-    They are buffers, in float64 whatever the model's dtype: targets come with `K^-1` on both sides.
+    They are buffers, in float64 whatever the model's dtype: targets come with `K^-1` on both sides. `fit` moves them, and
+    a training loop of your own does not. Beside them stands a parameter without numbers, which has a part in the bound as
+    they do: where it asks for no gradient, as after `posterior.requires_grad_(False)`, they stay where they are.
 
     Args:
         layer: the layer, a GP and the model's last.
@@ -58,12 +60,24 @@ class NaturalSites(nn.Module):
         value = torch.as_tensor(log_precision, dtype=torch.float64).exp().expand(M)
         self.register_buffer("precision", torch.diag_embed(value).expand(P, M, M).clone())
         self.register_buffer("shift", value[:, None] * outputs.detach().double())
+        self.mark = nn.Parameter(torch.empty(0))
+
+    @property
+    def learn(self) -> bool:
+        """Whether training moves them; of those saved before they could be fixed, it does."""
+        mark = self._parameters.get("mark")
+        return mark is None or mark.requires_grad
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Go along to another device, and stay in float64."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.precision, self.shift = self.precision.double(), self.shift.double()
         return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if "mark" in self._parameters:  # which states from before do not have
+            state_dict.setdefault(f"{prefix}mark", self.mark.detach())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @torch.no_grad()
     def start_at(self, outputs: Float[Tensor, "m p"]) -> None:
@@ -79,7 +93,8 @@ class NaturalSites(nn.Module):
         # symmetric up to rounding, and positive definite
         C, _ = linalg.factor(0.5 * (B + B.mT) + eye)
         R = C.solve_transposed(eye.expand_as(B)) if C.inverse is None else C.inverse.mT  # R R^T = B^-1
-        mean = (R @ (R.mT @ (L.mT @ self.shift).mT[..., None]))[..., 0].mT  # [M, P]
+        shift = self.shift + sum(mark.sum() for mark in self.parameters())  # plus zero
+        mean = (R @ (R.mT @ (L.mT @ shift).mT[..., None]))[..., 0].mT  # [M, P]
         dtype = site.design.dtype
         return Gaussian(mean.to(dtype), R.to(dtype), -C.log_det.to(dtype))
 

@@ -192,11 +192,11 @@ class AdamRun:
                 gradient.div_(self.options.world_size)
         self._update(gradients, [problem.spread(self.rates, p) for p in problem.parameters])
         with torch.no_grad():
-            for name, target in bound.targets.items():
+            for name, site in problem.sites.items():
+                target = bound.targets[name]
                 if self.options.world_size > 1:
                     distributed.all_reduce(target)
                     target = target / self.options.world_size
-                site = problem.sites[name]
                 site.lerp_(target.view_as(site), problem.spread(problem.share * self.natural_rates, site))
             self.terms[0].copy_(log_likelihood)
             self.terms[1].copy_(log_ratio)

@@ -96,7 +96,7 @@ class Problem(ABC):
 
 def natural_sites(model: TrainableModel) -> dict[str, Tensor]:
     """The buffers that natural gradients move, by name."""
-    found = {path: module for path, module in model.named_modules() if isinstance(module, NaturalSites)}
+    found = {path: m for path, m in model.named_modules() if isinstance(m, NaturalSites) and m.learn}
     return {f"{path}.{name}": buffer for path, sites in found.items() for name, buffer in sites.named_buffers()}
 
 

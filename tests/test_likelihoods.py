@@ -1,5 +1,6 @@
 """The same properties over every likelihood, and closed forms against numerical integration."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from vibayes.likelihoods import (
 )
 from vibayes.likelihoods.special import lgamma_half_step, log_ndtr, student_t_cdf
 from vibayes.parameters import Positive
-from vibayes.quadrature import GaussHermite, log_gamma_grid, standard_deviation
+from vibayes.quadrature import GaussHermite, LogSigmoid, log_gamma_grid, standard_deviation
 
 N, P = 6, 2
 
@@ -496,6 +497,44 @@ def test_gauss_hermite_keeps_its_digits() -> None:
     assert value.item() == pytest.approx(945.0, rel=1e-12)
     with pytest.raises(ConfigurationError, match="nodes"):
         GaussHermite(0)
+
+
+@pytest.mark.parametrize("variance", [0.0, 0.3, 10.0, 1e4, 1e7])
+def test_logit_expectation_however_wide_the_function_is(variance: float) -> None:
+    means = torch.tensor([-1000.0, -30.0, -2.0, 0.0, 0.7, 5.0, 40.0]).requires_grad_()
+    variances = torch.full((7,), variance).requires_grad_()
+
+    def by_parts(function: Callable[[np.ndarray], np.ndarray], mean: float) -> float:
+        """Adaptive integration, on either side of the bend and of the Gaussian's middle."""
+        if variance == 0.0:
+            return float(function(np.array(mean)))
+        d = variance**0.5
+        ends = sorted({mean - 14 * d, mean + 14 * d, *(p for p in (-40.0, 0.0, 40.0, mean) if abs(p - mean) < 14 * d)})
+        return sum(
+            integrate.quad(lambda f: function(f) * stats.norm.pdf(f, mean, d), a, b, epsabs=0, epsrel=1e-11, limit=200)[
+                0
+            ]
+            for a, b in itertools.pairwise(ends)
+        )
+
+    values = [by_parts(special.log_expit, m) for m in means.tolist()]
+    slopes = [by_parts(lambda f: special.expit(-f), m) for m in means.tolist()]
+    bends = [by_parts(lambda f: special.expit(-f) * special.expit(f), m) for m in means.tolist()]
+    for nodes, tolerance in ((5, 2e-4), (12, 3e-8), (20, 1e-11)):
+        found = LogSigmoid(nodes).double()(means, variances)
+        by_mean, by_variance = torch.autograd.grad(found.sum(), (means, variances))
+        np.testing.assert_allclose(found.detach().numpy(), values, rtol=1e-10, atol=tolerance)
+        np.testing.assert_allclose(by_mean.numpy(), slopes, rtol=1e-10, atol=10 * tolerance)
+        np.testing.assert_allclose(by_variance.numpy(), -0.5 * np.array(bends), rtol=1e-10, atol=10 * tolerance)
+    default = Bernoulli().expected_log_prob(means[:, None], variances[:, None], torch.ones(7, 1))
+    np.testing.assert_allclose(default.detach().numpy(), values, rtol=1e-10, atol=3e-8)
+
+
+def test_a_logit_saved_with_gauss_hermite_nodes_keeps_them() -> None:
+    likelihood, (mean, y) = Bernoulli(), (torch.randn(3, 1), torch.ones(3, 1))
+    new = likelihood.expected_log_prob(mean, mean.square(), y)
+    likelihood.quadrature = GaussHermite(40)
+    torch.testing.assert_close(likelihood.expected_log_prob(mean, mean.square(), y), new, rtol=0, atol=1e-6)
 
 
 def test_negative_variances_are_not_hidden() -> None:

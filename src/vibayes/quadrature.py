@@ -1,6 +1,7 @@
 """One-dimensional integrals: Gauss-Hermite nodes for training, finer trapezoid rules for prediction."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Self
@@ -15,6 +16,7 @@ from vibayes.errors import ConfigurationError
 
 __all__ = [
     "GaussHermite",
+    "LogSigmoid",
     "expected_log1p_square",
     "log_gamma_grid",
     "normal_grid",
@@ -45,19 +47,13 @@ def standard_deviation(variance: Float[Tensor, "*shape"]) -> Float[Tensor, "*sha
     return torch.where(nothing, 0.0, torch.where(nothing, 1.0, variance).sqrt())
 
 
-class GaussHermite(nn.Module):
-    r"""Gauss-Hermite rule, `E_{f ~ N(mean, variance)}[g(f)] = sum_q w_q g(mean + sqrt(variance) x_q)`.
+class _Rule(nn.Module, ABC):
+    """Nodes and log weights as buffers outside the state dict.
 
-    Exact for polynomials of degree below `2 n`. Nodes and weights are buffers outside the state dict, so they
-    follow the module to its device, and they are computed afresh when the dtype changes.
+    They follow the module to its device, and are computed afresh when the dtype changes.
 
     Args:
         n: number of nodes.
-
-    >>> rule = GaussHermite(20).double()
-    >>> mean, variance = torch.zeros(1, dtype=torch.float64), torch.full((1,), 2.0, dtype=torch.float64)
-    >>> round(rule(lambda f: f**4, mean, variance).item(), 10)  # 3 variance^2
-    12.0
     """
 
     nodes: Tensor
@@ -68,18 +64,51 @@ class GaussHermite(nn.Module):
         self.n = check_count(n, "The number of quadrature nodes")
         if self.n > 200:
             raise ConfigurationError(f"The number of quadrature nodes must be between 1 and 200, got {n!r}.")
-        nodes, log_weights = _hermite(self.n)
+        nodes, log_weights = self._table(self.n)
         self.register_buffer("nodes", torch.tensor(nodes), persistent=False)
         self.register_buffer("log_weights", torch.tensor(log_weights), persistent=False)
+
+    @staticmethod
+    @abstractmethod
+    def _table(n: int) -> tuple[list[float], list[float]]:
+        """Nodes and log weights."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if not self.nodes.is_meta:  # float32 nodes cast to float64 would stay wrong in the eighth digit
-            nodes, log_weights = _hermite(self.n)
+            nodes, log_weights = self._table(self.n)
             options: dict[str, Any] = {"dtype": self.nodes.dtype, "device": self.nodes.device}
             self.nodes = torch.tensor(nodes, **options)
             self.log_weights = torch.tensor(log_weights, **options)
         return self
+
+    def _columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Nodes and weights along a new first axis."""
+        column = (-1,) + (1,) * like.ndim
+        return self.nodes.to(like.dtype).reshape(column), self.log_weights.to(like.dtype).exp().reshape(column)
+
+    def extra_repr(self) -> str:
+        """The number of nodes, for `print(model)`."""
+        return str(self.n)
+
+
+class GaussHermite(_Rule):
+    r"""Gauss-Hermite rule, `E_{f ~ N(mean, variance)}[g(f)] = sum_q w_q g(mean + sqrt(variance) x_q)`.
+
+    Exact for polynomials of degree below `2 n`.
+
+    Args:
+        n: number of nodes.
+
+    >>> rule = GaussHermite(20).double()
+    >>> mean, variance = torch.zeros(1, dtype=torch.float64), torch.full((1,), 2.0, dtype=torch.float64)
+    >>> round(rule(lambda f: f**4, mean, variance).item(), 10)  # 3 variance^2
+    12.0
+    """
+
+    @staticmethod
+    def _table(n: int) -> tuple[list[float], list[float]]:
+        return _hermite(n)
 
     def forward(
         self,
@@ -88,14 +117,64 @@ class GaussHermite(nn.Module):
         variance: Float[Tensor, "*shape"],
     ) -> Float[Tensor, "*shape"]:
         """The expectation of `function`, which is called once with all nodes along a new first axis."""
-        column = (-1,) + (1,) * mean.ndim
-        nodes = self.nodes.to(mean.dtype).reshape(column)
-        weights = self.log_weights.to(mean.dtype).exp().reshape(column)
+        nodes, weights = self._columns(mean)
         return (weights * function(mean + standard_deviation(variance) * nodes)).sum(0)
 
-    def extra_repr(self) -> str:
-        """The number of nodes, for `print(model)`."""
-        return str(self.n)
+
+class LogSigmoid(_Rule):
+    r"""`E[log sigmoid(f)]` under `f ~ N(mean, variance)`, however wide the Gaussian is.
+
+    Gauss-Hermite nodes step over the bend at 0 once the variance is large. But the logistic distribution is a mixture
+    of normals, `c z` with `c / 2` of Kolmogorov's distribution (Andrews & Mallows 1974), so that
+    `log sigmoid(f) = -E[max(c z - f, 0)]`, and with `s = sqrt(variance + c^2)`
+
+        E[log sigmoid(f)] = E_c[mean Phi(-mean / s) - s phi(mean / s)]
+
+    is a smooth integral over `log c`, here by n equidistant nodes. Its error is largest for variance 0: 2e-4 with 5
+    nodes, 2e-8 with 12, and rounding with 20.
+
+    Args:
+        n: number of nodes.
+
+    >>> rule = LogSigmoid(20).double()
+    >>> none, wide = torch.zeros(1, dtype=torch.float64), torch.full((1,), 1e4, dtype=torch.float64)
+    >>> [round(rule(none, variance).item(), 6) for variance in (none, wide)]  # log 1/2; near -sqrt(1e4 / (2 pi))
+    [-0.693147, -39.90079]
+    """
+
+    @staticmethod
+    def _table(n: int) -> tuple[list[float], list[float]]:
+        return _logistic_scales(n)
+
+    def forward(self, mean: Float[Tensor, "*shape"], variance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The expectation."""
+        scales, weights = self._columns(mean)
+        s = (variance + scales.square()).sqrt()  # [Q, ...]
+        z = mean / s
+        density = (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
+        below: Tensor = 0.5 * torch.special.erfc(z / math.sqrt(2.0))  # Phi(-z)
+        return (weights * (mean * below - s * density)).sum(0)
+
+
+@lru_cache
+def _logistic_scales(n: int) -> tuple[list[float], list[float]]:
+    """Values of `c` for which `c z` is logistic, and their log weights.
+
+    The density of `c` falls off as `exp(-c^2 / 2)` above `sqrt(pi)`, and as that of `pi / c` below. Nodes reach so far
+    in `log c`, `r` to either side, that what lies beyond, `exp(-pi e^(2 r) / 2)`, is as little as the trapezoid rule
+    misses between them, `exp(-pi^2 n / (4 r))`.
+    """
+    reach = 1.0
+    for _ in range(20):  # Newton's method for r e^(2 r) = pi n / 2
+        reach -= (reach + 0.5 * math.log(2.0 * reach / (math.pi * n))) / (1.0 + 0.5 / reach)
+    c = math.sqrt(math.pi) * np.exp((np.arange(n) - 0.5 * (n - 1)) * 2.0 * reach / n)
+    k = np.arange(1, 8)[:, None]
+    # two series for one density: the first converges fast where c is large, the other where it is small
+    large = 2.0 * c * ((-1.0) ** (k + 1) * k**2 * np.exp(-0.5 * (k * c) ** 2)).sum(0)
+    odd = ((2 * k - 1) * math.pi / c) ** 2
+    small = 2.0 * math.sqrt(2.0 * math.pi) / c**2 * ((odd - 1.0) * np.exp(-0.5 * odd)).sum(0)
+    weights = c * np.where(c**2 > math.pi, large, small)  # of log c
+    return c.tolist(), np.log(weights / weights.sum()).tolist()
 
 
 def expected_log1p_square(

@@ -20,7 +20,7 @@ from vibayes.likelihoods.discrete_mixtures import (
 from vibayes.likelihoods.mixtures import Mixture, row_slices
 from vibayes.likelihoods.special import log_ndtr
 from vibayes.likelihoods.targets import binary_targets, class_targets, count_targets
-from vibayes.quadrature import GaussHermite, normal_grid, standard_deviation
+from vibayes.quadrature import GaussHermite, LogSigmoid, normal_grid, standard_deviation
 
 __all__ = ["Bernoulli", "Categorical", "Poisson"]
 
@@ -30,11 +30,13 @@ _FEWEST_LATENT_SAMPLES = 1000  # over all draws, for a prediction
 class Bernoulli(Likelihood):
     r"""Yes or no, `P(y = 1 | f) = sigmoid(f)` or `Phi(f)`, for one or several targets.
 
-    The expected log probability uses Gauss-Hermite quadrature.
+    The expected log probability of the logit comes from `vibayes.quadrature.LogSigmoid`, to 2e-8 whatever the variance
+    of the function. That of the probit comes from Gauss-Hermite quadrature: its error is about 1e-5 of it at a variance
+    of 10 and 1e-3 at 100.
 
     Args:
         link: `"logit"` or `"probit"`.
-        n_quadrature: number of quadrature nodes.
+        n_quadrature: number of quadrature nodes; by default 12 for the logit and 20 for the probit.
 
     >>> likelihood = Bernoulli()
     >>> y = likelihood.check_targets(torch.tensor([True, False]))
@@ -44,12 +46,13 @@ class Bernoulli(Likelihood):
 
     kind: ClassVar[str] = "binary"
 
-    def __init__(self, link: Literal["logit", "probit"] = "logit", *, n_quadrature: int = 20) -> None:
+    def __init__(self, link: Literal["logit", "probit"] = "logit", *, n_quadrature: int | None = None) -> None:
         super().__init__()
         if link not in ("logit", "probit"):
             raise ConfigurationError(f'link must be "logit" or "probit", got {link!r}.')
         self.link = link
-        self.quadrature = GaussHermite(n_quadrature)
+        rule, nodes = (LogSigmoid, 12) if link == "logit" else (GaussHermite, 20)
+        self.quadrature = rule(nodes if n_quadrature is None else n_quadrature)
 
     def check_targets(self, y: Tensor, n_targets: int | None = None) -> Float[Tensor, "n p"]:
         """Booleans or zeros and ones, `[N]` or `[N, P]`, returned as floating `[N, P]`."""
@@ -63,8 +66,11 @@ class Bernoulli(Likelihood):
         return self._log_one((2 * y - 1) * f).sum(-1)
 
     def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
-        # the Gaussian of (2 y - 1) f has the same variance as that of f
-        expectation: Tensor = self.quadrature(self._log_one, (2 * y - 1) * mean, variance)
+        towards = (2 * y - 1) * mean  # the Gaussian of (2 y - 1) f has the same variance as that of f
+        if isinstance(self.quadrature, LogSigmoid):
+            expectation: Tensor = self.quadrature(towards, variance)
+        else:  # the probit, and saved models of before
+            expectation = self.quadrature(self._log_one, towards, variance)
         return expectation.sum(-1)
 
     def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:

@@ -32,9 +32,9 @@ class NaturalSites(nn.Module):
     between draws, and the targets are averaged over them. Inducing inputs that move take their pseudo-observations
     along, which Adam does not manage (docs/decisions/natural-last-layer.md).
 
-    They are buffers, in float64 whatever the model's dtype: targets come with `K^-1` on both sides. `fit` moves them, and
-    a training loop of your own does not. Beside them stands a parameter without numbers, which has a part in the bound as
-    they do: where it asks for no gradient, as after `posterior.requires_grad_(False)`, they stay where they are.
+    They are buffers, in float64 whatever the model's dtype: targets come with `K^-1` on both sides. `fit` moves them, a
+    training loop of your own does not. Beside them stands a parameter without numbers, which has a part in the bound
+    as they do: where it asks for no gradient, as after `posterior.requires_grad_(False)`, they stay where they are.
 
     Args:
         layer: the layer, a GP and the model's last.

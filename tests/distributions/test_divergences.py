@@ -7,7 +7,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from wishart_cases import scale
 
 from vibayes.distributions import InverseWishart, MatrixNormal, Wishart
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, ShapeError
 
 NU = [(3, 2.5), (3, 3.0), (3, 7.0), (1, 0.7)]
 
@@ -64,3 +64,12 @@ def test_batches_and_gradients() -> None:
     assert InverseWishart(S, nu).entropy().shape == (2,)
     found = torch.autograd.grad(kl_divergence(p, q).sum() + p.entropy().sum(), (nu, S))
     assert all(torch.isfinite(g).all() for g in found)
+
+
+def test_matrices_of_different_sizes_are_refused() -> None:
+    """A Wishart of three rows and one of two have different ranks, too, but no infinite divergence."""
+    pairs = [(Wishart(scale(n), 5.0), InverseWishart(scale(n), 5.0)) for n in (3, 2)]
+    normals = [MatrixNormal(torch.zeros(n, 2), torch.eye(n), torch.eye(2)) for n in (3, 2)]
+    for p, q in (*zip(*pairs, strict=True), normals):
+        with pytest.raises(ShapeError, match=r"one size.*\(3, .*\(2, "):
+            kl_divergence(p, q)

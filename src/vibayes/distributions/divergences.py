@@ -8,15 +8,26 @@ from torch.distributions import register_kl
 
 from vibayes import linalg
 from vibayes.distributions.bartlett import log_multigamma, multidigamma
+from vibayes.distributions.base import MatrixDistribution
 from vibayes.distributions.inverse_wishart import InverseWishart
 from vibayes.distributions.matrix_normal import MatrixNormal
 from vibayes.distributions.wishart import Wishart
+from vibayes.errors import ShapeError
 
 __all__: list[str] = []
 
 
+def _check_sizes(p: MatrixDistribution, q: MatrixDistribution) -> None:
+    if p.event_shape != q.event_shape:
+        raise ShapeError(
+            f"A KL divergence is of distributions over matrices of one size, got {type(p).__name__} over "
+            f"{tuple(p.event_shape)} and over {tuple(q.event_shape)}."
+        )
+
+
 def _wisharts(p: Wishart, q: Wishart) -> Tensor:
     """Of singular ones, where both have the same rank; else no matrix is possible under both."""
+    _check_sizes(p, q)
     n = p.event_shape[0]
     if p.rank != q.rank:
         shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)  # type: ignore[no-untyped-call]
@@ -28,6 +39,7 @@ def _wisharts(p: Wishart, q: Wishart) -> Tensor:
 
 def _inverse_wisharts(p: InverseWishart, q: InverseWishart) -> Tensor:
     """That of the Wishart distributions of the inverses, whose scale matrices are the inverses."""
+    _check_sizes(p, q)
     n = p.event_shape[0]
     log_dets = linalg.logdet_factor(p.scale_tril) - linalg.logdet_factor(q.scale_tril)
     trace = linalg.solve_lower(p.scale_tril, q.scale_tril).square().sum((-2, -1))
@@ -42,6 +54,7 @@ def _by_scales(nu: float | Tensor, other: float | Tensor, rank: int, log_dets: T
 
 def _matrix_normals(p: MatrixNormal, q: MatrixNormal) -> Tensor:
     """Each of covariance `R R^T` of rows and `C C^T` of columns."""
+    _check_sizes(p, q)
     n, k = p.event_shape
     rows, columns = (
         linalg.solve_lower(theirs, mine).square().sum((-2, -1))

@@ -540,9 +540,21 @@ def test_rows_by_lists_masks_and_steps() -> None:
         some = prediction[index]
         torch.testing.assert_close(some.mean, prediction.mean[rows], rtol=0, atol=0)
         torch.testing.assert_close(some.covariance, prediction.covariance[:, rows][:, :, rows], rtol=0, atol=0)
-    for wrong in ([3], [True, False], [0.5]):
+    for wrong in ([3], [True, False], [0.5], None, [[0, 1], [1, 2]], torch.ones(3, 1, dtype=torch.long)):
         with pytest.raises(IndexError):
             prediction[wrong]
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5, True])
+def test_numbers_of_draws_that_are_none(n: float) -> None:
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))
+    gp.condition([[0.0], [1.0]], [0.0, 1.0])
+    prediction = gp.predict([[0.5]])
+    for draw in (prediction.sample, lambda n: gp.sample_functions([[0.5]], n)):
+        with pytest.raises(ConfigurationError, match="n must be at least 1, a whole number"):
+            draw(n)
+    with pytest.raises(ConfigurationError, match="batch_size must be at least 1, a whole number"):
+        gp.predict([[0.5]], batch_size=n)
 
 
 def test_cdf_of_pandas_and_lists() -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vibayes.data import as_tensor
+from vibayes.data import as_tensor, check_count
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.likelihoods.discrete_mixtures import (
     BernoulliMixture,
@@ -101,7 +101,10 @@ class Prediction:
             index = slice(row % len(self), row % len(self) + 1)
         else:  # numpy's rules: torch has no steps backwards, and takes an empty list for one of floats
             at = index.cpu().numpy() if isinstance(index, Tensor) else index
-            index = torch.tensor(np.arange(len(self))[at].tolist(), dtype=torch.long, device=self.mixture.device)
+            chosen = np.arange(len(self))[at]
+            if chosen.ndim != 1:
+                raise IndexError(f"Rows of a prediction lie along one axis; the index has {chosen.ndim}.")
+            index = torch.tensor(chosen.tolist(), dtype=torch.long, device=self.mixture.device)
         covariance = self._covariance
         if covariance is not None:
             covariance = covariance[:, index][:, :, index]
@@ -278,7 +281,7 @@ class Prediction:
         each row, and with the `covariance` between rows where it is known: after `predict(x, joint=True)`.
         """
         weights = self.mixture.log_weights.exp()
-        draws = torch.multinomial(weights, n, replacement=True, generator=generator)
+        draws = torch.multinomial(weights, check_count(n, "n"), replacement=True, generator=generator)
         mixture = self.mixture
         if self._covariance is not None and isinstance(mixture, ContinuousMixture):
             f = _sample_rows_jointly(mixture, self._covariance, draws, generator)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vibayes import linalg
 from vibayes.bound import Bound
-from vibayes.data import as_tensor
+from vibayes.data import as_tensor, check_count
 from vibayes.errors import ConfigurationError, DataError, NotFittedError, NotPositiveDefiniteError, ShapeError
 from vibayes.likelihoods import Gaussian, Likelihood
 from vibayes.modes import evaluating, keeping_averages
@@ -227,8 +227,8 @@ class ConjugateModel(TrainableModel):
             batch_size: how many rows are predicted at once; chosen to bound memory when None.
             joint: all rows at once, so that `Prediction.covariance` exists.
         """
-        if batch_size is not None and batch_size < 1:
-            raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}.")
+        if batch_size is not None:
+            check_count(batch_size, "batch_size")
         rows = self.prepare_inputs(x)
         size = len(rows) if joint else batch_size or _ROWS_PER_PASS
         with evaluating(self):
@@ -247,8 +247,7 @@ class ConjugateModel(TrainableModel):
         Returns:
             `[n, N]` or `[n, N, P]` function values (without observation noise) in user units.
         """
-        if n < 1:
-            raise ConfigurationError(f"n must be at least 1, got {n}.")
+        check_count(n, "n")
         with evaluating(self):
             drawn = self.units.outputs(self._draw(self.prepare_inputs(x), n))
         return drawn[..., 0] if self._squeezes(drawn.shape[-1]) else drawn

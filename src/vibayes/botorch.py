@@ -38,6 +38,12 @@ __all__ = ["BoTorchModel", "DrawSampler", "FunctionDraws"]
 # and the root of a singular covariance has no gradient.
 _FLOOR = 1e-7
 _RELATIVE = 1e-5
+# A closed-form posterior that needs so many times ten as much is given up.
+_TENFOLD = 5
+_NOT_DEFINITE = (
+    "A joint covariance of the q points could not be factorised. Use fewer points at once, points that are further "
+    "apart, or float64: model.double()."
+)
 
 
 class _SmoothDraw(Draw):
@@ -48,6 +54,27 @@ class _SmoothDraw(Draw):
         eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
         scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(0.0)
         return linalg.cholesky(covariance + (_FLOOR + _RELATIVE * scale) * eye)[0]
+
+
+def _definite(covariance: Tensor, floor: Tensor) -> Tensor:
+    """Covariances `[..., q, q]` with as much added to their diagonals as a factorization takes, constant in the inputs.
+
+    A closed-form posterior covariance is a small difference of large ones. Where a GP has found much variance and
+    hardly any noise, as of a function that is computed and not measured, rounding alone exceeds the floor.
+
+    Args:
+        covariance: the covariances.
+        floor: what is added at least, `[...]`; each covariance for which it is too little gets ten times as much, and
+            so on.
+    """
+    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    extra = floor.expand(covariance.shape[:-2])[..., None, None]
+    for _ in range(_TENFOLD + 1):
+        failed = torch.linalg.cholesky_ex(covariance.detach() + extra * eye).info > 0
+        if not bool(failed.any()):
+            return covariance + extra * eye
+        extra = torch.where(failed[..., None, None], 10.0 * extra, extra)
+    raise NotPositiveDefiniteError(_NOT_DEFINITE)
 
 
 class FunctionDraws(EnsemblePosterior):
@@ -210,13 +237,13 @@ class BoTorchModel(_BoTorchModel):
             mean, _, covariance = moments(units.inputs(rows), True)
             assert covariance is not None
             means.append(units.outputs(mean)[:, output])
-            covariances.append(covariance[output] * scale.square())
+            covariances.append(covariance[output])
         mean = torch.stack(means).reshape(*batch, q)
         covariance = torch.stack(covariances).reshape(*batch, q, q)
-        extra = _FLOOR * scale.square()
+        covariance = _definite(covariance, covariance.new_tensor(_FLOOR)) * scale.square()
         if noisy:
-            extra = extra + self._noise_variance().expand(self._n_targets)[output]
-        covariance = covariance + extra * torch.eye(q, dtype=X.dtype, device=X.device)
+            noise = self._noise_variance().expand(self._n_targets)[output]
+            covariance = covariance + noise * torch.eye(q, dtype=X.dtype, device=X.device)
         return GPyTorchPosterior(MultivariateNormal(mean, covariance))
 
     def _noise(self, site: str, shape: tuple[int, ...]) -> Tensor:
@@ -235,17 +262,15 @@ class BoTorchModel(_BoTorchModel):
             assert isinstance(model, Model)
             drawn = self._network_draws(model, sets)
         if not bool(torch.isfinite(drawn.detach()).all()):
-            raise NotPositiveDefiniteError(
-                "A joint covariance of the q points could not be factorised. Use fewer points at once, points that are "
-                "further apart, or float64: model.double()."
-            )
+            raise NotPositiveDefiniteError(_NOT_DEFINITE)
         values = model.units.outputs(drawn[..., : self._n_targets])
         return values.reshape(*X.shape[:-2], S, X.shape[-2], -1)
 
     def _conjugate_draws(self, model: ConjugateModel, rows: Tensor) -> Tensor:
         mean, _, covariance = model._posterior()(rows, True)
         assert covariance is not None
-        root = _SmoothDraw().joint_root(covariance)  # [P, q, q]
+        scale = covariance.detach().diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(0.0)
+        root = torch.linalg.cholesky(_definite(covariance, _FLOOR + _RELATIVE * scale))  # [P, q, q]
         noise = self._noise("rows", (self.n_draws, *mean.shape))
         return mean + torch.einsum("pij,sjp->sip", root, noise)
 

@@ -318,8 +318,8 @@ class Model(TrainableModel):
         check_outputs(self._width, batch.y, self.likelihood)
         if self.inducing is not None and last is not None:
             nearest = torch.cdist(self.inducing.flatten(1), x.flatten(1)).argmin(1)
-            targets = latent_targets(y[nearest], self.likelihood.kind, self._width)
-            last.posterior.initialize_targets(targets - last.offset(caught[0][: len(nearest)]))
+            offset = last.offset(caught[0][: len(nearest)]).expand(len(nearest), self._width)
+            last.posterior.initialize_targets(latent_targets(y[nearest], self.likelihood.kind, offset))
 
     # -- predictions --------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vibayes.data import as_rows
@@ -89,10 +90,17 @@ def check_outputs(width: int, y: Tensor, likelihood: Likelihood) -> None:
         )
 
 
-def latent_targets(y: Tensor, kind: str, width: int) -> Tensor:
-    """Function values `[M, F]` that fit targets of this kind."""
+def latent_targets(y: Tensor, kind: str, offset: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
+    """Function values that fit targets of this kind, less what a mean function has of them.
+
+    Those of log variances, which come after the means (`HeteroscedasticGaussian`), are zero: there the prior is.
+    """
+    width = offset.shape[1]
     if kind == "classes":
-        return nn.functional.one_hot(y, width).to(torch.get_default_dtype())
-    if kind == "binary":
-        return 2.0 * y - 1.0
-    return (y + 0.5).log() if kind == "counts" else y
+        values = nn.functional.one_hot(y, width).to(offset.dtype)
+    elif kind == "binary":
+        values = 2.0 * y - 1.0
+    else:
+        values = (y + 0.5).log() if kind == "counts" else y
+    known = values.shape[1]
+    return nn.functional.pad(values - offset[:, :known], (0, width - known))

@@ -320,3 +320,16 @@ def test_rates_outside_zero_and_one_are_refused(rate: float) -> None:
     x, y = data()
     with pytest.raises(ConfigurationError, match="natural_rate"):
         vb.fit(one_layer("local", x, vb.Gaussian()), (x, y), steps=1, natural_rate=rate, progress=False)
+
+
+@pytest.mark.parametrize("precision", ["diagonal", "natural"])
+def test_a_last_layer_with_log_variances_starts_at_targets_and_the_prior(precision: str) -> None:
+    x, y = data(2)
+    mean = vb.ConstantMean(torch.tensor([0.5, 0.0, -1.0, -2.0]), out_features=4)
+    layer = vb.GP(4, kernel=kernel(), mean=mean, posterior=vb.GlobalInducing(precision))
+    model = vb.Model(layer, vb.HeteroscedasticGaussian(), inducing=x[:M]).double()
+    model.initialize(x, y)
+    sites = layer.posterior.sites
+    found = layer.posterior.pseudo_outputs if sites is None else torch.linalg.solve(sites.precision[0], sites.shift)
+    expected = torch.cat([y[:M] - torch.tensor([0.5, 0.0]), torch.zeros(M, 2)], 1)
+    torch.testing.assert_close(found.detach(), expected)

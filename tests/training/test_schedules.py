@@ -69,6 +69,9 @@ def test_refusals() -> None:
         schedules.staircase(0.0, 0.1, 0, 1.0)
     with pytest.raises(vb.ConfigurationError, match="rise=0"):
         schedules.staircase(0.0, 0, 5, 1.0)
+    for start, rise, end in ((0.0, -0.1, 1.0), (1.0, 0.1, 0.0)):
+        with pytest.raises(vb.ConfigurationError, match="the other sign"):
+            schedules.staircase(start, rise, 5, end)
     for value in ("cosine", None, True):
         with pytest.raises(vb.ConfigurationError, match=r"schedules\.linear"):
             as_schedule(value)

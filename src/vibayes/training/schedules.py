@@ -122,6 +122,10 @@ def staircase(start: float, rise: float, every: int, end: float) -> Schedule:
     """
     if every < 1 or rise == 0:
         raise ConfigurationError(f"staircase needs every >= 1 and a rise, got every={every}, rise={rise}.")
+    if (end - start) * rise < 0:
+        raise ConfigurationError(
+            f"A staircase from {start} never comes to {end} by steps of {rise}; give the rise the other sign."
+        )
     return _Staircase(start, rise, every, end)
 
 

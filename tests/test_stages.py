@@ -200,6 +200,8 @@ def test_pretraining_for_classes() -> None:
     model, _ = vb.pretrain(network(), (x, labels), vb.Categorical(), out_features=2, activation=nn.ReLU(), steps=200,
                            lr=1e-2, progress=False)  # fmt: skip
     assert vb.metrics.accuracy(model.predict(x), labels) > 0.9
+    with pytest.raises(ConfigurationError, match="got the class Categorical; call it"):
+        vb.pretrain(network(), (x, y), vb.Categorical, steps=1)
 
 
 def test_take_over() -> None:

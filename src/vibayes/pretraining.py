@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vibayes.data import as_rows
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.errors import ConfigurationError, ShapeError, kind_of
 from vibayes.layers.linear import Linear
 from vibayes.likelihoods import Gaussian, Likelihood
 from vibayes.model import Model
@@ -60,6 +60,8 @@ def pretrain(
         raise ConfigurationError(f"network must be a torch module, got {type(network).__name__}.")
     if not isinstance(data, tuple | list) or len(data) not in (2, 3):
         raise ConfigurationError(f"data must be (x, y) or (x, y, weights), got {type(data).__name__}.")
+    if likelihood is not None and not isinstance(likelihood, Likelihood):
+        raise ConfigurationError(f"likelihood must be a likelihood such as Categorical(), got {kind_of(likelihood)}.")
     with torch.no_grad():
         like = next(iter(network.parameters()), torch.zeros(()))
         with evaluating(network):

@@ -238,9 +238,13 @@ def _statistics(rows: Tensor, what: str, weights: Tensor | None = None) -> tuple
     if weights is not None:
         rows, weights = rows[weights > 0], weights[weights > 0]
     low, high = rows.amin(axes, keepdim=True), rows.amax(axes, keepdim=True)
-    # at a size of about 1 squares neither overflow nor vanish; by a power of two, which rounds nothing
-    size = torch.exp2(torch.maximum(-low, high).clamp_min(torch.finfo(rows.dtype).tiny).log2().floor())
-    rows, low, high = rows / size, low / size, high / size
+    limits, size = torch.finfo(rows.dtype), torch.maximum(-low, high)
+    extreme = (size < limits.tiny**0.4) | (size > limits.max**0.4)
+    if bool(extreme.any()):  # at a size of about 1 squares neither vanish nor overflow; a power of two rounds nothing
+        size = torch.where(extreme, torch.exp2(size.clamp_min(limits.tiny).log2().floor()), 1.0)
+        rows, low, high = rows / size, low / size, high / size
+    else:
+        size = torch.ones_like(size)
     if weights is None:
         mean, scale = rows.mean(axes, keepdim=True), rows.std(axes, correction=0, keepdim=True)
     else:
@@ -256,6 +260,8 @@ def _statistics(rows: Tensor, what: str, weights: Tensor | None = None) -> tuple
         kind = "channel" if rows.ndim == 4 else "column"
         logger.info("Constant %s %s(s) %s: standardised to zero.", what, kind, which)
     first = rows[:1]
-    return (torch.where(constant, first, mean) * size)[0], torch.where(constant, torch.ones_like(first), scale * size)[
-        0
-    ]
+    centre, width = (
+        torch.where(constant, first, mean) * size,
+        torch.where(constant, torch.ones_like(first), scale * size),
+    )
+    return centre[0], width[0]

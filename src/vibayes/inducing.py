@@ -169,7 +169,8 @@ def _spread_rows(rows: Tensor, n: int, generator: torch.Generator) -> Tensor:
     distance = torch.full((len(rows),), torch.inf, dtype=torch.float64, device=rows.device)
     while len(chosen) < n:
         # differences, not inner products: copies of a chosen row must have distance exactly zero
-        distance = torch.minimum(distance, (rows - rows[chosen[-1]]).square().sum(-1).double())
+        last = torch.cdist(rows, rows[chosen[-1:]], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
+        distance = torch.minimum(distance, last.double().square())
         mass = distance.cumsum(0)
         if not bool(mass[-1] > 0):
             break
@@ -189,19 +190,28 @@ def _lloyd(rows: Tensor, centres: Tensor) -> Tensor:
     before = None
     for _ in range(_LLOYD_STEPS):
         half_norms = 0.5 * centres.square().sum(-1)
-        nearest = torch.cat([(half_norms - rows[b] @ centres.T).argmin(-1) for b in _blocks(len(rows), n)])
+        nearest = torch.cat(
+            [torch.addmm(half_norms, rows[b], centres.T, alpha=-1).argmin(-1) for b in _blocks(len(rows), n)]
+        )
         if before is not None and torch.equal(nearest, before):
             break
         before = nearest
-        # sums by products with one-hot matrices: deterministic on every device
-        sums, counts = torch.zeros_like(centres), centres.new_zeros(n)
-        for block in _blocks(len(rows), n):
-            members = torch.nn.functional.one_hot(nearest[block], n).to(rows.dtype)  # [block, n]
-            sums += members.T @ rows[block]
-            counts += members.sum(0)
+        sums, counts = _sums(rows, nearest, n)
         centres = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], centres)
         centres = _fill_empty(rows, centres, nearest, counts)
     return centres
+
+
+def _sums(rows: Tensor, nearest: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Sums `[n, D]` and numbers `[n]` of the rows of each cluster, the same in every run on every device."""
+    sums, counts = rows.new_zeros(n, rows.shape[1]), rows.new_zeros(n)
+    if rows.device.type == "cpu":
+        return sums.index_add_(0, nearest, rows), torch.bincount(nearest, minlength=n).to(rows.dtype)
+    for block in _blocks(len(rows), n):  # elsewhere index_add_ adds in no fixed order, and products do
+        members = torch.nn.functional.one_hot(nearest[block], n).to(rows.dtype)  # [block, n]
+        sums += members.T @ rows[block]
+        counts += members.sum(0)
+    return sums, counts
 
 
 def _fill_empty(rows: Tensor, centres: Tensor, nearest: Tensor, counts: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Shared by all tests: float64 by default, fixed seeds, one thread per process."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 # Tests run side by side, one process per core; threads on top of that only get in each other's way.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+# Shells start jobs in the background with interrupts ignored, and so would be what some tests start and interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

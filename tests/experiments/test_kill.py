@@ -107,7 +107,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path, number: 
         workers = workers_of(process.pid)
         assert workers
         process.send_signal(number)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
         wait_for(lambda: not any(map(runs, workers)), 10)
         assert not set(filter(runs, workers))
     finally:

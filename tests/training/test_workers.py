@@ -1,10 +1,10 @@
 """Worker processes train what one process trains."""
 
-import _thread
 import os
 import pickle
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -97,7 +97,8 @@ def test_an_interruption_ends_the_workers_and_begins_no_more_jobs(monkeypatch: p
 
         def run(self, job: bytes) -> None:
             begun.append(job)
-            _thread.interrupt_main()
+            time.sleep(0.2)  # until all jobs are handed out
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # as a terminal does
             assert self.told.wait(60), "the job ran on"
 
         def interrupt(self) -> None:

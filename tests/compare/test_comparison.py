@@ -31,6 +31,7 @@ from vibayes.compare.families import FAMILIES
 from vibayes.compare.scores import Bounds
 from vibayes.compare.training import Trained
 from vibayes.errors import ConfigurationError, DataError, TrainingError
+from vibayes.experiments.record import double_precision
 from vibayes.tables import read_table
 from vibayes.training import History
 
@@ -221,12 +222,12 @@ def test_the_verdict_warns_of_intervals_that_are_too_narrow(regression: Data) ->
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Path]]:
-    torch.set_default_dtype(torch.float64)
     folder = tmp_path_factory.mktemp("comparison")
     regression_frame(130).to_csv(folder / "table.csv", index=False)
-    data = prepare(read_table(folder / "table.csv"), ["y"])
-    found = compare(data, seeds=2, steps=20, families=["gp", "bnn-mean-field", "deep-gp", "dkl"])
-    return found, write(found, folder / "out")
+    with double_precision():
+        data = prepare(read_table(folder / "table.csv"), ["y"])
+        found = compare(data, seeds=2, steps=20, families=["gp", "bnn-mean-field", "deep-gp", "dkl"])
+        return found, write(found, folder / "out")
 
 
 def test_the_winner_and_the_contest(written: tuple[Any, dict[str, Path]]) -> None:

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 import vibayes as vb
-from vibayes.training.graph import compiled as through_compiler
+from vibayes.training.graph import Compiled
 from vibayes.training.memory import keep_freed_memory
 
 N, D, M, S = 455, 13, 100, 10
@@ -50,7 +50,7 @@ def vibayes_step(x: torch.Tensor, y: torch.Tensor, depth: int, posterior: str, c
     model = deep_gp(x, depth, posterior).to(x.device)
     model.initialize(x, y)
     batch = model.prepare(x, y)
-    bound = through_compiler(model, x.device) if compiled else model
+    bound = Compiled(model, x.device) if compiled else model
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def step() -> None:

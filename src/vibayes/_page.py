@@ -1,13 +1,29 @@
-"""Pieces of HTML pages that need nothing but themselves: style, tables, and the axes of small SVG plots."""
+"""Pieces of HTML pages that need nothing but themselves: style, tables, axes of small SVG plots, calibration plots."""
 
 import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["BLUE", "CSS", "GRID", "INK", "ORANGE", "Frame", "document", "grid", "line", "numbers", "ticks"]
+__all__ = [
+    "BLUE",
+    "CSS",
+    "GRID",
+    "INK",
+    "LABELLED",
+    "ORANGE",
+    "Frame",
+    "calibration",
+    "document",
+    "grid",
+    "line",
+    "numbers",
+    "ticks",
+]
 
 INK, GRID, BLUE, ORANGE = "#333", "#ddd", "#0072B2", "#D55E00"
+# Pixels below the axes of a plot whose horizontal axis has a label.
+LABELLED = 38.0
 
 CSS = """
 :root{color-scheme:light}
@@ -93,10 +109,16 @@ class Frame:
     """Axes with scales from data to pixels."""
 
     def __init__(
-        self, width: float, height: float, x: tuple[float, float], y: tuple[float, float], left: float
+        self,
+        width: float,
+        height: float,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        left: float,
+        bottom: float = 24.0,
     ) -> None:
         self.width, self.height, self.x, self.y, self.left = width, height, x, y, left
-        self.top, self.bottom, self.right = 26.0, 24.0, 16.0
+        self.top, self.bottom, self.right = 26.0, bottom, 16.0
 
     def px(self, value: float) -> float:
         """Pixels from the left."""
@@ -132,3 +154,36 @@ class Frame:
             f'<text x="{self.left - 5:g}" y="{self.py(t) + 3.5:.1f}" text-anchor="end">{text}</text>'
             for t, text in _ticks(self.y)
         ]
+
+    def labels(self, x: str, y: str = "") -> list[str]:
+        """What the axes are; the frame needs a bottom of `LABELLED`."""
+        middle = 0.5 * (self.left + self.width - self.right)
+        parts = [f'<text x="{middle:.0f}" y="{self.height - 3:g}" text-anchor="middle">{escape(x)}</text>']
+        if y:
+            height = 0.5 * (self.top + self.height - self.bottom)
+            parts.append(
+                f'<text transform="translate(11 {height:.0f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
+            )
+        return parts
+
+
+def calibration(
+    x: Sequence[float], y: Sequence[float], error: Sequence[float], x_label: str, y_label: str, title: str = ""
+) -> str:
+    """Achieved against promised shares, with bars of two standard errors; the diagonal is perfect."""
+    frame = Frame(400, 400, (0.0, 1.0), (0.0, 1.0), 58, bottom=LABELLED)
+    parts = frame.x_axis() + frame.y_axis()
+    parts.append(
+        f'<line x1="{frame.px(0):.1f}" y1="{frame.py(0):.1f}" x2="{frame.px(1):.1f}" y2="{frame.py(1):.1f}" '
+        f'stroke="{INK}" stroke-dasharray="4 3"/>'
+    )
+    points = " ".join(f"{frame.px(a):.1f},{frame.py(b):.1f}" for a, b in zip(x, y, strict=True))
+    parts.append(f'<polyline points="{points}" fill="none" stroke="{BLUE}" stroke-width="1.5"/>')
+    for a, b, e in zip(x, y, error, strict=True):
+        low, high = frame.py(max(0.0, b - 2 * e)), frame.py(min(1.0, b + 2 * e))
+        at = f"{frame.px(a):.1f}"
+        parts.append(
+            f'<line x1="{at}" x2="{at}" y1="{low:.1f}" y2="{high:.1f}" stroke="{BLUE}" opacity=".4"/>'
+            f'<circle cx="{at}" cy="{frame.py(b):.1f}" r="3" fill="{BLUE}"/>'
+        )
+    return frame.svg(title, parts + frame.labels(x_label, y_label))

@@ -21,6 +21,7 @@ from vibayes.experiments.figures import compare_figures, run_figures
 from vibayes.experiments.images import POSTERIORS, image_model
 from vibayes.experiments.models import build, training_options
 from vibayes.experiments.networks import NETWORKS, Bayesian, Plain, resnet18, small_resnet
+from vibayes.experiments.report import Section
 from vibayes.experiments.results import finished
 from vibayes.experiments.runner import Settings, run_sweep
 from vibayes.experiments.sweep import Selection, expand
@@ -153,6 +154,8 @@ def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
     assert 0.0 <= found["accuracy_percent"] <= 100.0
     assert -20.0 < found["elbo_per_datapoint"] < 0.0
     assert found["ece"] >= 0.0
+    assert sum(result["calibration"]["count"]) > 0
+    assert "<h3>Calibration</h3>" in Section(tiny("gi-mnist500"), units, {}, tmp_path).html()
 
 
 def test_measures_of_classifiers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +167,14 @@ def test_measures_of_classifiers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training.datasets, "load", lambda name, dtype: outside)
     found = training.measure(model, data.standardized("inputs"), unit)
     assert set(found) == set(unit.metrics)
+    bins = found.pop("calibration")
     assert all(value == value for value in found.values())
     assert found["entropy_ratio"] > 0.0
+    confidence, share, count = (torch.tensor(bins[name]) for name in ("confidence", "accuracy", "count"))
+    assert count.sum() == len(data.x_test)
+    assert (count > 0).all()
+    gap = ((confidence - share).abs() * count).sum() / count.sum()
+    assert float(gap) == pytest.approx(found["ece"], abs=1e-4)
 
 
 def test_bad_options() -> None:

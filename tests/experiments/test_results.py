@@ -72,6 +72,8 @@ def test_damaged_files_are_named_once_and_count_as_missing(
         {"curve": []},
         {"curve": {"step": [1, 2], "elbo_per_datapoint": [0.5]}},
         {"curve": {"step": [1], "elbo_per_datapoint": ["0.5"]}},
+        {"calibration": [0.5]},
+        {"calibration": {"confidence": [0.5], "accuracy": [0.5], "count": []}},
     ],
 )
 def test_values_that_nothing_can_be_computed_from_are_named(

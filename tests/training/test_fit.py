@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -611,3 +612,37 @@ def test_compiled_steps_draw_what_eager_ones_draw() -> None:
         ).elbo
 
     assert train(True) == pytest.approx(train(False), rel=1e-9)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_training_goes_on_where_the_compiler_fails(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of what the compiler makes, the backward pass may be the first to fail."""
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            if where == "forward":
+                raise AssertionError("expected size 20==20")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *g: Tensor) -> Tensor:
+            raise AssertionError("expected size 20==20\nsecond line")
+
+    def compile_badly(function: Any, **_: Any) -> Any:
+        def call(*args: Any) -> Any:
+            found = function(*args)
+            if found is None:
+                return None  # Adam's update
+            return found._replace(log_likelihood=Failing.apply(found.log_likelihood))
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_badly)
+    model = svgp()
+    history = vb.fit(model, data(), steps=5, log_every=1, compile=True, progress=False)
+    assert len(history) == 5
+    assert "torch.compile failed and the step runs without it: expected size 20==20" in caplog.text
+    assert "second line" not in caplog.text

@@ -7,9 +7,9 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from vibayes._page import BLUE, GRID, INK, ORANGE, Frame
+from vibayes._page import BLUE, GRID, INK, LABELLED, ORANGE, Frame
 
-__all__ = ["against_truth", "bars", "calibration", "curves", "ranking", "uncertainty"]
+__all__ = ["against_truth", "bars", "curves", "ranking", "uncertainty"]
 
 F64 = NDArray[np.float64]
 _POINTS = 300
@@ -22,21 +22,8 @@ def _limits(values: Sequence[float] | F64, margin: float = 0.05) -> tuple[float,
     return low - room, high + room
 
 
-def _labels(frame: Frame, x: str, y: str = "") -> list[str]:
-    middle = 0.5 * (frame.left + frame.width - frame.right)
-    parts = [f'<text x="{middle:.0f}" y="{frame.height - 3:g}" text-anchor="middle">{escape(x)}</text>']
-    if y:
-        height = 0.5 * (frame.top + frame.height - frame.bottom)
-        parts.append(
-            f'<text transform="translate(11 {height:.0f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
-        )
-    return parts
-
-
 def _frame(width: float, height: float, x: tuple[float, float], y: tuple[float, float], left: float = 58) -> Frame:
-    frame = Frame(width, height, x, y, left)
-    frame.bottom = 38.0  # room for a label below the numbers
-    return frame
+    return Frame(width, height, x, y, left, bottom=LABELLED)
 
 
 def ranking(rows: Sequence[tuple[str, float, float, bool]]) -> str:
@@ -72,7 +59,7 @@ def ranking(rows: Sequence[tuple[str, float, float, bool]]) -> str:
         parts.append(
             f'<circle cx="{frame.px(value):.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{BLUE}" stroke-width="1.5"/>'
         )
-    return frame.svg("", parts + _labels(frame, "evidence bound, nats per training row (more is better)"))
+    return frame.svg("", parts + frame.labels("evidence bound, nats per training row (more is better)"))
 
 
 def curves(title: str, lines: Sequence[tuple[Sequence[float], Sequence[float]]], unit: str) -> str:
@@ -93,7 +80,7 @@ def curves(title: str, lines: Sequence[tuple[Sequence[float], Sequence[float]]],
             x, y = points[0].split(",")
             parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{BLUE}"/>')
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{BLUE}" opacity=".6"/>')
-    return frame.svg(title, parts + _labels(frame, unit))
+    return frame.svg(title, parts + frame.labels(unit))
 
 
 def against_truth(truth: F64, mean: F64, lower: F64, upper: F64, name: str) -> str:
@@ -124,27 +111,7 @@ def against_truth(truth: F64, mean: F64, lower: F64, upper: F64, name: str) -> s
             f'<line x1="{frame.px(t):.1f}" x2="{frame.px(t):.1f}" y1="{bottom:.1f}" y2="{top:.1f}" stroke="{colour}" '
             f'opacity=".35"/><circle cx="{frame.px(t):.1f}" cy="{frame.py(m):.1f}" r="2.4" fill="{colour}"/>'
         )
-    return frame.svg("", parts + _labels(frame, f"true {name}", f"predicted {name}"))
-
-
-def calibration(x: F64, y: F64, error: F64, x_label: str, y_label: str) -> str:
-    """Achieved against promised shares, with bars of two standard errors; the diagonal is perfect."""
-    frame = _frame(400, 400, (0.0, 1.0), (0.0, 1.0))
-    parts = frame.x_axis() + frame.y_axis()
-    parts.append(
-        f'<line x1="{frame.px(0):.1f}" y1="{frame.py(0):.1f}" x2="{frame.px(1):.1f}" y2="{frame.py(1):.1f}" '
-        f'stroke="{INK}" stroke-dasharray="4 3"/>'
-    )
-    points = " ".join(f"{frame.px(a):.1f},{frame.py(b):.1f}" for a, b in zip(x, y, strict=True))
-    parts.append(f'<polyline points="{points}" fill="none" stroke="{BLUE}" stroke-width="1.5"/>')
-    for a, b, e in zip(x, y, error, strict=True):
-        low, high = frame.py(max(0.0, b - 2 * e)), frame.py(min(1.0, b + 2 * e))
-        at = f"{frame.px(a):.1f}"
-        parts.append(
-            f'<line x1="{at}" x2="{at}" y1="{low:.1f}" y2="{high:.1f}" stroke="{BLUE}" opacity=".4"/>'
-            f'<circle cx="{at}" cy="{frame.py(b):.1f}" r="3" fill="{BLUE}"/>'
-        )
-    return frame.svg("", parts + _labels(frame, x_label, y_label))
+    return frame.svg("", parts + frame.labels(f"true {name}", f"predicted {name}"))
 
 
 def uncertainty(epistemic: F64, aleatoric: F64, unit: str) -> str:
@@ -172,7 +139,7 @@ def uncertainty(epistemic: F64, aleatoric: F64, unit: str) -> str:
             f'<rect x="{frame.left + 8:g}" y="{y - 8}" width="10" height="10" fill="{colour}"/>'
             f'<text x="{frame.left + 22:g}" y="{y}">{text}</text>'
         )
-    return frame.svg("", parts + _labels(frame, "rows, sorted (percent)", unit))
+    return frame.svg("", parts + frame.labels("rows, sorted (percent)", unit))
 
 
 def bars(rows: Sequence[tuple[str, float]], unit: str) -> str:
@@ -194,7 +161,7 @@ def bars(rows: Sequence[tuple[str, float]], unit: str) -> str:
     parts.append(
         f'<line x1="{left:g}" x2="{left:g}" y1="{frame.top:g}" y2="{frame.height - frame.bottom:g}" stroke="{GRID}"/>'
     )
-    return frame.svg("", parts + _labels(frame, unit))
+    return frame.svg("", parts + frame.labels(unit))
 
 
 def _some(n: int) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ import numpy as np
 
 import vibayes
 from vibayes import metrics
-from vibayes._page import document, grid, line
+from vibayes._page import calibration, document, grid, line
 from vibayes.compare import plots
 from vibayes.compare.comparison import Comparison
 from vibayes.compare.insight import Sensitivity, least_sure
@@ -169,7 +169,8 @@ def _predictions(comparison: Comparison, predicted: Predicted) -> str:
         levels, covered = metrics.coverage_curve(prediction, y)
         shares, got = levels.numpy(), covered.numpy()
         error = np.sqrt(shares * (1 - shares) / (len(test) * len(data.target.names)))
-        curve = plots.calibration(shares, got, error, "share that an interval promises", "share of true values in it")
+        points = shares.tolist(), got.tolist(), error.tolist()
+        curve = calibration(*points, "share that an interval promises", "share of true values in it")
         unit = f"variance of {data.target.names[0]}"
     else:
         first = f"<figure>{_confusion(comparison, predicted)}</figure>"
@@ -177,7 +178,8 @@ def _predictions(comparison: Comparison, predicted: Predicted) -> str:
         there = (found.count > 0).cpu().numpy()
         confidence, got = found.confidence.cpu().numpy()[there], found.accuracy.cpu().numpy()[there]
         error = np.sqrt(np.clip(got * (1 - got), 0.01, None) / found.count.cpu().numpy()[there])
-        curve = plots.calibration(confidence, got, error, "probability that the model gives", "share that is right")
+        points = confidence.tolist(), got.tolist(), error.tolist()
+        curve = calibration(*points, "probability that the model gives", "share that is right")
         unit = "entropy (nats)"
     return (
         f'<h2>Predictions</h2><div class="two">{first}'

@@ -13,6 +13,7 @@ _METRICS = (
     "test_ll",
     "accuracy_percent",
     "ece",
+    "calibration",
     "entropy_ratio",
     "misclassified_ll",
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import vibayes
-from vibayes._page import document, grid, line
+from vibayes._page import calibration, document, grid, line
 from vibayes.experiments import svg
 from vibayes.experiments.display import duration
 from vibayes.experiments.experiment import Experiment, Unit
@@ -73,7 +73,7 @@ class Section:
         if self.figures is not None:
             parts.append(_figures(self.figures))
         if self.families:
-            parts += [self._dots(), self._curves(), self._timings(), self._origin()]
+            parts += [self._dots(), self._calibration(), self._curves(), self._timings(), self._origin()]
         return "".join(parts)
 
     def _dots(self) -> str:
@@ -123,6 +123,24 @@ class Section:
             '<h3>Learning curves</h3><p class="small">The bound against the step, one line per split, on the minibatch '
             "of the step where there are minibatches. Dashed: where the thesis ends, on all rows.</p>"
             f'<div class="grid">{"".join(shown)}</div>'
+        )
+
+    def _calibration(self) -> str:
+        shown = []
+        for unit, results in self.families:
+            for result in results:
+                if not (bins := result.get("calibration")):
+                    continue
+                share, count = bins["accuracy"], bins["count"]
+                error = [math.sqrt(max(a * (1 - a), 0.01) / n) for a, n in zip(share, count, strict=True)]
+                more = f", split {result['split']}" if len(results) > 1 else ""
+                labels = ("confidence", "share that is right", f"{unit.title}{more}")
+                shown.append(f"<figure>{calibration(bins['confidence'], share, error, *labels)}</figure>")
+        if not shown:
+            return ""
+        return (
+            '<h3>Calibration</h3><p class="small">How many test predictions of a confidence are right; on the diagonal '
+            f'promises are kept. Bars: two standard errors.</p><div class="grid">{"".join(shown)}</div>'
         )
 
     def _timings(self) -> str:

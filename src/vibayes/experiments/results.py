@@ -48,6 +48,15 @@ def _is_curve(value: Any) -> bool:
     return right and len(parts[0]) == len(parts[1])
 
 
+def _is_calibration(value: Any) -> bool:
+    """Whether there are bins with a confidence, an accuracy and a count each."""
+    if not isinstance(value, dict):
+        return False
+    parts = [value.get(key) for key in ("confidence", "accuracy", "count")]
+    lists = [part for part in parts if isinstance(part, list) and all(map(_is_number, part))]
+    return len(lists) == 3 and len(set(map(len, lists))) == 1
+
+
 # What tables and the report compute with.
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "options": lambda value: isinstance(value, dict),
@@ -55,6 +64,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "seconds": _is_number,
     "steps": _is_number,
     "curve": _is_curve,
+    "calibration": _is_calibration,
 }
 _told: set[str] = set()
 

@@ -284,8 +284,9 @@ def _about(group: Group, task: Mapping[str, Any], device: str, chunk: int | None
     }
 
 
-def _result(unit: Unit, metrics: Mapping[str, float], history: History, about: Mapping[str, Any]) -> dict[str, Any]:
+def _result(unit: Unit, metrics: Mapping[str, Any], history: History, about: Mapping[str, Any]) -> dict[str, Any]:
     seconds = history.seconds[-1] if history.seconds else 0.0
+    tables = {name: value for name, value in metrics.items() if isinstance(value, Mapping)}
     return {
         "experiment": unit.experiment,
         "dataset": unit.dataset,
@@ -294,7 +295,8 @@ def _result(unit: Unit, metrics: Mapping[str, float], history: History, about: M
         "split": unit.split,
         "options": unit.options,
         "status": "diverged" if history.stopped.startswith("gave up") else "finished",
-        "metrics": metrics,
+        "metrics": {name: value for name, value in metrics.items() if name not in tables},
+        **tables,
         "steps": history.step[-1] if history.step else 0,
         "n_train": history.n_data,
         "seconds": round(seconds, 3),

@@ -34,6 +34,8 @@ __all__ = ["METRICS", "Watch", "load_split", "measure", "train_group"]
 _ROWS = 4096
 # Draws for the ELBO and for predictions (thesis: 100).
 _DRAWS = 100
+# Bins of confidence in calibration curves (thesis: 20).
+_BINS = 20
 # Data in which a classifier has no business to be sure.
 _OUTSIDE = {"cifar10": "svhn", "mnist": "fashion_mnist"}
 
@@ -141,14 +143,14 @@ def _watched(schedule: Schedule, watch: Callable[[int], None], every: float = 0.
 
 
 @torch.no_grad()
-def measure(model: AnyModel, split: Split, unit: Unit) -> dict[str, float]:
-    """The metrics of a trained model.
+def measure(model: AnyModel, split: Split, unit: Unit) -> dict[str, Any]:
+    """The metrics of a trained model: numbers, and of `calibration` the columns of a table.
 
     ELBOs are per data point on the scale the model trains on. RMSE and log likelihood are on the scale of the split's
     targets, or with `units="original"` in the original units of the data.
     """
     torch.manual_seed(unit.split)  # where draws differ, their noise is part of the result
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for name in unit.metrics:
         if name not in found:
             found |= METRICS[check_name(name, METRICS, "metric")](model, split, unit)
@@ -195,7 +197,7 @@ def _squared_error(model: Model, split: Split, unit: Unit) -> dict[str, float]:
 
 
 def _predictions(part: str) -> "Measure":
-    def measured(model: AnyModel, split: Split, unit: Unit) -> dict[str, float]:
+    def measured(model: AnyModel, split: Split, unit: Unit) -> dict[str, Any]:
         x, y = (split.x_train, split.y_train) if part == "train" else (split.x_test, split.y_test)
         prediction = model.predict(x, **_how(unit))
         y = y.to(model.device)
@@ -203,7 +205,8 @@ def _predictions(part: str) -> "Measure":
             return {
                 f"{part}_ll": metrics.log_likelihood(prediction, y),
                 "accuracy_percent": 100.0 * metrics.accuracy(prediction, y),
-                "ece": metrics.ece(prediction, y, bins=20),
+                "ece": metrics.ece(prediction, y, bins=_BINS),
+                "calibration": _calibration(metrics.calibration_curve(prediction, y, bins=_BINS)),
                 "misclassified_ll": metrics.misclassified_log_likelihood(prediction, y),
                 "entropy": metrics.mean_entropy(prediction),
             }
@@ -216,6 +219,12 @@ def _predictions(part: str) -> "Measure":
         }
 
     return measured
+
+
+def _calibration(curve: metrics.CalibrationCurve) -> dict[str, list[float]]:
+    """The bins of a calibration curve that are not empty, column by column."""
+    there = curve.count > 0
+    return {name: [round(v, 5) for v in values[there].tolist()] for name, values in vars(curve).items()}
 
 
 def _entropy_ratio(model: AnyModel, split: Split, unit: Unit) -> dict[str, float]:
@@ -250,7 +259,7 @@ def _value(parameter: Any) -> Tensor:
     return value.detach().double().cpu()
 
 
-Measure = Callable[[AnyModel, Split, Unit], Mapping[str, float]]
+Measure = Callable[[AnyModel, Split, Unit], Mapping[str, Any]]
 
 METRICS: dict[str, Measure] = {
     "elbo_per_datapoint": _elbo,
@@ -263,6 +272,7 @@ METRICS: dict[str, Measure] = {
     "test_ll": _predictions("test"),
     "accuracy_percent": _predictions("test"),
     "ece": _predictions("test"),
+    "calibration": _predictions("test"),
     "misclassified_ll": _predictions("test"),
     "entropy_ratio": _entropy_ratio,
     "noise": _hyperparameters,

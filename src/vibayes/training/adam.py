@@ -10,7 +10,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from vibayes.errors import ConfigurationError
-from vibayes.training.graph import Step, compiled
+from vibayes.training.graph import Compiled, Step
 from vibayes.training.history import History
 from vibayes.training.memory import keep_freed_memory
 from vibayes.training.optim import Adam
@@ -98,8 +98,8 @@ class AdamRun:
         self.good: dict[str, Any] = {}
         if device.type == "cpu":
             keep_freed_memory()
-        self._bound = compiled(problem.bound, device) if options.compile else problem.bound
-        self._update = compiled(self.optimizer.step, device) if options.compile else self.optimizer.step
+        self._bound = Compiled(problem.bound, device) if options.compile else problem.bound
+        self._update = Compiled(self.optimizer.step, device) if options.compile else self.optimizer.step
         self._one_step = Step(problem, options)
 
     @property
@@ -175,7 +175,12 @@ class AdamRun:
                 "No parameter that is to be trained has a part in the bound"
                 + ("." if torch.is_grad_enabled() else ": gradients are switched off by no_grad or inference_mode.")
             )
-        gradients = torch.autograd.grad(-objective.sum(), problem.parameters, allow_unused=True)
+        try:
+            gradients = torch.autograd.grad(-objective.sum(), problem.parameters, allow_unused=True)
+        except Exception as error:  # what the compiler made may fail in its backward pass only
+            if not (isinstance(self._bound, Compiled) and self._bound.failed(error)):
+                raise
+            return self._compute()
         gradients = tuple(
             torch.zeros_like(p) if g is None else g for p, g in zip(problem.parameters, gradients, strict=True)
         )

@@ -4,14 +4,14 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
 from vibayes.training.problem import Problem
 from vibayes.training.run import Options
 
-__all__ = ["Step", "compiled"]
+__all__ = ["Compiled", "Step"]
 
 logger = logging.getLogger("vibayes")
 
@@ -23,28 +23,39 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def compiled(function: Callable[P, T], device: torch.device) -> Callable[P, T]:
+class Compiled(Generic[P, T]):
     """The function through `torch.compile`, or as it is where that fails; the reason is logged once.
 
     On a CPU torch's own normals are several times faster than the compiler's, and are those of the eager function.
+
+    Args:
+        function: what to compile.
+        device: where it runs.
     """
-    options: dict[str, Any] | None = {"fallback_random": True} if device.type == "cpu" else None
-    chosen: Callable[P, T] = torch.compile(function, options=options)
-    tried = False
 
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        nonlocal chosen, tried
-        if tried:
-            return chosen(*args, **kwargs)
-        tried = True
+    def __init__(self, function: Callable[P, T], device: torch.device) -> None:
+        options: dict[str, Any] | None = {"fallback_random": True} if device.type == "cpu" else None
+        self.function = function
+        self.chosen: Callable[P, T] = torch.compile(function, options=options)
+        self.calls = 0
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call it; the first call compiles."""
+        self.calls += 1
         try:
-            return chosen(*args, **kwargs)
+            return self.chosen(*args, **kwargs)
         except Exception as error:
-            chosen = function
-            logger.warning("torch.compile failed and the step runs without it: %s", str(error).splitlines()[0])
-            return chosen(*args, **kwargs)
+            if not self.failed(error):
+                raise
+            return self.chosen(*args, **kwargs)
 
-    return call
+    def failed(self, error: Exception) -> bool:
+        """Go on without the compiler if it is to blame for an error, of the gradients of the first call, say."""
+        if self.calls > 1 or self.chosen is self.function or isinstance(error, torch.OutOfMemoryError):
+            return False
+        self.chosen = self.function
+        logger.warning("torch.compile failed and the step runs without it: %s", str(error).partition("\n")[0])
+        return True
 
 
 class Step:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vibayes import cuda_kernels
+from vibayes.gamma import NOISE_PER_GAMMA, _marsaglia_tsang
 
 COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -71,6 +72,19 @@ def test_exponential(n: int, m: int, d: int, dtype: torch.dtype) -> None:
     x, z, offset = 0.3 * torch.randn(3, n, d), 0.3 * torch.randn(3, d, m).mT, torch.randn(3)
     found = cuda_kernels.exponential(x.to(dtype), z.to(dtype), offset.to(dtype))
     wanted = torch.exp(offset[:, None, None] - 0.5 * torch.cdist(x, z).square())
+    torch.testing.assert_close(found, wanted.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 128, 300])
+def test_gamma_draws(n: int, dtype: torch.dtype) -> None:
+    """The same draws as those of the steps that it stands for, where all are rejected at first, too."""
+    alpha = torch.linspace(0.05, 30.0, n, dtype=dtype)
+    normals = torch.randn(NOISE_PER_GAMMA, n, dtype=dtype)
+    normals[:5, ::3] = -20.0  # v below zero
+    normals[:8, 1::7] = -20.0
+    found = cuda_kernels.gamma_draws(alpha, normals)
+    wanted = _marsaglia_tsang(alpha.double(), normals.double())
     torch.testing.assert_close(found, wanted.to(dtype))
 
 

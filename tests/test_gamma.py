@@ -3,7 +3,7 @@ import scipy.stats
 import torch
 
 from vibayes.draw import Draw
-from vibayes.gamma import NOISE_PER_GAMMA, gamma_from_normals
+from vibayes.gamma import NOISE_PER_GAMMA, _marsaglia_tsang, gamma_from_normals
 
 ALPHAS = [0.05, 0.3, 0.99, 1.0, 1.7, 8.0, 60.0]
 
@@ -56,3 +56,26 @@ def test_shapes_stay_apart_in_float32() -> None:
     x = gamma_from_normals(torch.full((1000,), 0.01, dtype=torch.float32), torch.randn(NOISE_PER_GAMMA, 1000).float())
     assert x.dtype == torch.float32
     assert bool((x > 0).all())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gpu_draws_the_same(dtype: torch.dtype) -> None:
+    alpha, normals = torch.tensor(ALPHAS, dtype=dtype), torch.randn(NOISE_PER_GAMMA, 500, len(ALPHAS), dtype=dtype)
+    wanted = gamma_from_normals(alpha.expand(500, -1), normals)
+    found = gamma_from_normals(alpha.cuda().expand(500, -1), normals.cuda())
+    assert float((found.cpu() / wanted - 1.0).abs().median()) < (1e-5 if dtype == torch.float32 else 1e-12)
+    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3 if dtype == torch.float32 else 1e-9, atol=1e-30)
+    mapped = torch.func.vmap(gamma_from_normals, in_dims=(None, 1))(alpha.cuda(), normals.cuda())
+    assert torch.equal(mapped, found)
+
+
+def test_the_operator_draws_what_its_steps_draw() -> None:
+    """Which is how a GPU draws, with a kernel in its place."""
+    alpha, normals = torch.tensor(ALPHAS), torch.randn(NOISE_PER_GAMMA, 50, len(ALPHAS))
+    wanted = _marsaglia_tsang(alpha.expand(50, -1), normals)
+    operator = torch.ops.vibayes.gamma_draws
+    assert torch.equal(operator(alpha.expand(50, -1), normals), wanted)
+    assert torch.equal(torch.func.vmap(operator, in_dims=(None, 1))(alpha, normals), wanted)
+    twice = torch.func.vmap(torch.func.vmap(operator, in_dims=(0, 1)), in_dims=(None, 1))
+    assert torch.equal(twice(alpha, normals.movedim(-1, 2)), wanted)

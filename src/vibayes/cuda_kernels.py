@@ -18,6 +18,7 @@ __all__ = [
     "available",
     "exponential",
     "factorize",
+    "gamma_draws",
     "grams",
     "grams_available",
     "grams_backward",
@@ -66,6 +67,15 @@ def exponential(x: Tensor, z: Tensor, offset: Tensor) -> Tensor:
         columns, rows = _TILE
         grid = (b * -(-n // rows), -(-m // columns), 1)
         launch(grid, (columns // 2, 1, 1), (x.contiguous(), z.contiguous(), offset.contiguous(), found, n, m))
+    return found
+
+
+def gamma_draws(alpha: Tensor, normals: Tensor) -> Tensor:
+    """Standard gamma draws of shapes `alpha`, zero where they underflow; `normals` are `[2 proposals + 1, *shape]`."""
+    found, n = torch.empty_like(alpha, memory_format=torch.contiguous_format), alpha.numel()
+    if n:
+        launch = _kernel("gamma", "gamma_draws", alpha.dtype, alpha.device, 0, PROPOSALS=len(normals) // 2)
+        launch((-(-n // 128), 1, 1), (128, 1, 1), (alpha.contiguous(), normals.contiguous(), found, n))
     return found
 
 

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vibayes import cuda_kernels
 from vibayes.operators import batch_first, register
 
 __all__ = ["NOISE_PER_GAMMA", "gamma_from_normals"]
@@ -28,9 +29,13 @@ def gamma_from_normals(alpha: Float[Tensor, "..."], normals: Float[Tensor, "k ..
     >>> bool(((draws.mean(0) - alpha).abs() < 0.1).all())
     True
     """
-    drawn = _marsaglia_tsang(alpha.detach(), normals)
-    slope: Tensor = torch.ops.vibayes.gamma_slope(alpha.detach(), drawn)
-    return drawn + (alpha - alpha.detach()) * slope  # the value of the draw, with the slope as its gradient
+    fixed, normals = alpha.detach(), normals.detach()
+    # on a CPU the compiler makes one loop of it, which an operator would keep it from
+    on_gpu = normals.is_cuda and cuda_kernels.available()
+    draws: Tensor = torch.ops.vibayes.gamma_draws(fixed, normals) if on_gpu else _marsaglia_tsang(fixed, normals)
+    drawn = draws.clamp_min(torch.finfo(draws.dtype).tiny)
+    slope: Tensor = torch.ops.vibayes.gamma_slope(fixed, drawn)
+    return drawn + (alpha - fixed) * slope  # the value of the draw, with the slope as its gradient
 
 
 def _marsaglia_tsang(alpha: Tensor, normals: Tensor) -> Tensor:
@@ -45,8 +50,19 @@ def _marsaglia_tsang(alpha: Tensor, normals: Tensor) -> Tensor:
     first = accepted.to(torch.uint8).argmax(0, keepdim=True)
     log_drawn = d.log() + log_v.gather(0, first)[0]
     boost = torch.special.ndtr(normals[-1]).log() / torch.where(small, alpha, 1.0)
-    drawn = (log_drawn + torch.where(small, boost, 0.0)).exp()
-    return drawn.clamp_min(torch.finfo(drawn.dtype).tiny)
+    return (log_drawn + torch.where(small, boost, 0.0)).exp()
+
+
+def _draws(alpha: Tensor, normals: Tensor) -> Tensor:
+    fits = alpha.is_cuda and cuda_kernels.available()
+    return cuda_kernels.gamma_draws(alpha, normals) if fits else _marsaglia_tsang(alpha, normals)
+
+
+def _draws_vmap(
+    info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, normals: Tensor
+) -> tuple[Tensor, int]:
+    alpha, normals = batch_first(info, in_dims, alpha, normals)
+    return torch.ops.vibayes.gamma_draws(alpha, normals.movedim(0, 1)), 0
 
 
 def _slope(alpha: Tensor, drawn: Tensor) -> Tensor:
@@ -58,6 +74,12 @@ def _vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, draw
     return torch.ops.vibayes.gamma_slope(*batch_first(info, in_dims, alpha, drawn)), 0
 
 
+register(
+    "gamma_draws(Tensor alpha, Tensor normals) -> Tensor",
+    _draws,
+    lambda alpha, normals: torch.empty_like(alpha, memory_format=torch.contiguous_format),
+    vmap=_draws_vmap,
+)
 # torch's own function has no rule for vmap and would run in a loop. It is never differentiated.
 register(
     "gamma_slope(Tensor alpha, Tensor drawn) -> Tensor",

@@ -1,7 +1,7 @@
 """The generalized singular Wishart distribution: plain, A and AB."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -101,21 +101,27 @@ class GeneralizedSingularWishart(MatrixDistribution):
             tensors["A"] = A.packed if isinstance(A, LowerUpper) else A
             check_shape("A", tensors["A"], (n, n))
         check_dtypes(scale=self.scale_tril, **tensors)
+        if validate_args is not False:
+            self._check_values(validate_args, tensors, A)
+        self.A = SquareMatrix(A) if isinstance(A, Tensor) else A
+        self._finish((n, n))
+
+    def _check_values(
+        self, validate_args: bool | None, tensors: Mapping[str, Tensor], A: Tensor | LowerUpper | None
+    ) -> None:
         for name, tensor in tensors.items():
             check_finite(validate_args, name, self._below(tensor, 0.0) if name in ("mu", "sigma") else tensor)
         for name in ("alpha", "beta"):
             check_positive(validate_args, name, tensors[name])
-        check_positive(validate_args, "sigma below its diagonal", self._below(sigma, 1.0))
+        check_positive(validate_args, "sigma below its diagonal", self._below(self.sigma, 1.0))
         if isinstance(A, LowerUpper):
             check_positive(validate_args, "The size of A's diagonal", A.packed.diagonal(dim1=-2, dim2=-1).abs())
         if isinstance(A, Tensor) and values_visible(validate_args, A) and not bool(log_abs_det(A).isfinite().all()):
             raise ConfigurationError("A must be invertible, but its determinant is zero.")
-        if B is not None:
-            check_positive(validate_args, "The size of B's diagonal", B.diagonal(dim1=-2, dim2=-1).abs())
-            if values_visible(validate_args, B) and bool((B.triu(1) != 0).any()):
+        if self.B is not None:
+            check_positive(validate_args, "The size of B's diagonal", self.B.diagonal(dim1=-2, dim2=-1).abs())
+            if values_visible(validate_args, self.B) and bool((self.B.triu(1) != 0).any()):
                 raise ConfigurationError("B must be lower triangular, but has entries above its diagonal.")
-        self.A = SquareMatrix(A) if isinstance(A, Tensor) else A
-        self._finish((n, n))
 
     @constraints.dependent_property(is_discrete=False, event_dim=2)
     def support(self) -> constraints.Constraint:
@@ -218,15 +224,16 @@ class GeneralizedSingularWishart(MatrixDistribution):
         below = n - 1.0 - torch.arange(nt, dtype=T.dtype, device=T.device)  # N - j
         diagonal = T.diagonal(dim1=-2, dim2=-1)  # [nt]
         z = ((T - mu) / sigma).tril(-1)
-        gammas = (2.0 * (alpha - 1.0) - below - power) * diagonal.log() - beta * diagonal.square()
-        constants = (alpha * beta.log() - alpha.lgamma()).sum(-1) - sigma.log().sum((-2, -1))
-        constants = constants - 0.5 * math.log(2 * math.pi) * (nt * n - nt * (nt + 1) // 2)
-        if self.A is not None:
-            constants = constants - nt * self.A.log_abs_det
+        normals = 0.5 * z.square() + sigma.log()
+        gammas = (2.0 * alpha - (below + (2.0 + power))) * diagonal.log() - beta * diagonal.square()
+        gammas = gammas + (alpha * beta.log() - alpha.lgamma())
         if self.B is not None:
-            constants = constants - ((2.0 * (below + 1.0) + power) * self._log_B()).sum(-1)
-        log_q: Tensor = gammas.sum(-1) - 0.5 * (z.square().sum((-2, -1)) + nt * scale_log_det) + constants
-        return log_q + 0.5 * power * log_det
+            gammas = gammas - (2.0 * below + (2.0 + power)) * self._log_B()
+        log_q: Tensor = gammas.sum(-1) - normals.sum((-2, -1)) - (0.5 * nt) * scale_log_det
+        if self.A is not None:
+            log_q = log_q - nt * self.A.log_abs_det
+        constant = 0.5 * math.log(2 * math.pi) * (nt * n - nt * (nt + 1) // 2)
+        return log_q + (0.5 * power * log_det - constant)
 
     def log_det(self, T: Float[Tensor, "*batch n nt"]) -> Float[Tensor, "*batch"]:
         """`log |G_{:nt, :nt}|` of the matrix with Bartlett factor `T`, of whose root the block is `L (A T) B`."""

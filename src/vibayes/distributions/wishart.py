@@ -140,7 +140,7 @@ class Wishart(MatrixDistribution):
             scale_log_det = linalg.logdet_factor(L)
         constants = log_multigamma(nu, self.rank) + 0.5 * nu * (n * math.log(2.0) + (n - self.rank) * math.log(math.pi))
         trace = whitened.square().sum((-2, -1))  # tr(S^-1 G)
-        return 0.5 * ((nu - n - 1) * log_det - trace - nu * scale_log_det) - constants
+        return (0.5 * (nu - n - 1) * log_det - constants) - 0.5 * (trace + nu * scale_log_det)
 
     @property
     def mean(self) -> Float[Tensor, "*batch n n"]:

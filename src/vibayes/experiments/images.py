@@ -34,7 +34,8 @@ def image_model(posterior: str, split: Split, options: Mapping[str, Any]) -> Mod
 
     Options of the section `model`: `network` (a name in `NETWORKS`), `channels`, `prior`, `n_inducing`,
     `log_precision`, `last_log_precision`, and `normalize` (batch normalisation by inducing statistics, of `resnet18`).
-    Inducing images are the first training images, and the last layer's pseudo-outputs start at their labels.
+    Inducing images are the first training images, and the last layer's pseudo-outputs start at their labels. Layers
+    with local inducing points have as many as weights per output, but no more than `n_inducing`.
 
     Args:
         posterior: a name in `POSTERIORS`.
@@ -44,7 +45,8 @@ def image_model(posterior: str, split: Split, options: Mapping[str, Any]) -> Mod
     chosen = options["model"]
     name = check_name(chosen.get("network", "small_resnet"), NETWORKS, "network")
     prior = PRIORS[check_name(chosen.get("prior", "SpatialIWPrior"), PRIORS, "prior")]()
-    n_inducing = min(int(chosen.get("n_inducing", 500)), len(split.x_train))
+    most_inducing = int(chosen.get("n_inducing", 500))
+    n_inducing = min(most_inducing, len(split.x_train))
     if split.x_train.ndim != 4:
         raise ConfigurationError(f"{split.name} holds no images; this model needs images [N, C, H, W].")
     channels, size = split.x_train.shape[1], split.x_train.shape[-1]
@@ -57,7 +59,7 @@ def image_model(posterior: str, split: Split, options: Mapping[str, Any]) -> Mod
         raise ConfigurationError(f"The network {name} has no normalisation. Use normalize=false, or network=resnet18.")
     layers = {
         "factorised": lambda: Bayesian(prior, MeanField(), normalize=normalize),
-        "local inducing": lambda: Bayesian(prior, "local", normalize=normalize),
+        "local inducing": lambda: Bayesian(prior, "local", normalize=normalize, most_local=most_inducing),
         "fac->gi": lambda: Bayesian(prior, MeanField(), last, normalize=normalize),
         "global inducing": lambda: Bayesian(prior, hidden, last, normalize=normalize),
     }[check_name(posterior, POSTERIORS, "posterior")]()

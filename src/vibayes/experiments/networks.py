@@ -62,6 +62,7 @@ class Bayesian:
         posterior: of hidden layers; `"local"` for local inducing points, as many as a layer has weights per output.
         last: the posterior of the last layer; like the others when None.
         normalize: whether there is batch normalisation, by the statistics of inducing rows.
+        most_local: the most local inducing points that a layer has; None for no limit.
     """
 
     def __init__(
@@ -71,11 +72,15 @@ class Bayesian:
         last: Posterior | None = None,
         *,
         normalize: bool = False,
+        most_local: int | None = None,
     ) -> None:
         self.prior, self.posterior, self.last, self.normalize = prior, posterior, last, normalize
+        self.most_local = most_local
 
     def _posterior(self, features: int) -> Posterior:
-        return self.posterior if isinstance(self.posterior, Posterior) else LocalInducing(features + 1)
+        if isinstance(self.posterior, Posterior):
+            return self.posterior
+        return LocalInducing(min(features + 1, self.most_local or features + 1))
 
     def conv(self, in_channels: int, out_channels: int, kernel_size: int = 3, stride: int = 1) -> nn.Module:
         """`Conv2d`."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from vibayes.experiments.catalogue import get
+from vibayes.experiments.catalogue import EXPERIMENTS
+from vibayes.experiments.experiment import Experiment
 
 DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "results"
@@ -40,23 +41,27 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put tables and figures of all experiments that have results in place of the marker on the results page."""
     if page.file.src_uri != "results.md":
         return markdown
-    folders = sorted(path for path in RESULTS.iterdir() if path.is_dir() and not path.name.startswith("."))
-    parts = [
-        f"## {folder.name}\n\n{get(folder.name).title}.\n\n{_figures(folder)}{_tables(folder)}" for folder in folders
-    ]
+    with_results = [e for e in EXPERIMENTS.values() if (RESULTS / (e.runs_of or e.name)).is_dir()]
+    parts = [f"## {e.name}\n\n{e.title}.\n\n{_figures(RESULTS / e.name)}{_tables(e)}" for e in with_results]
     return markdown.replace("<!-- tables -->", "\n\n".join(parts) or "There are no results yet.")
 
 
-def _tables(folder: Path) -> str:
-    """What `python -m vibayes.experiments table NAME` prints, where the thesis has a table."""
-    name = folder.name
-    if not get(name).tables:
+def _tables(experiment: Experiment) -> str:
+    """What `python -m vibayes.experiments table` prints of an experiment and its presets, where there are tables."""
+    if experiment.script and not experiment.tables:
         return ""
-    command = [sys.executable, "-m", "vibayes.experiments", "table", name, "--out", str(folder.parent)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise RuntimeError(f"`vibayes bench table {name}` failed:\n{done.stderr}")
-    return f"`vibayes bench table {name}`\n\n{_only_ours(done.stdout)}"
+    parts = []
+    for preset in (None, *experiment.presets):
+        words = ["table", experiment.name, *(["--preset", preset] if preset else [])]
+        command = [sys.executable, "-m", "vibayes.experiments", *words, "--out", str(RESULTS)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise RuntimeError(f"`vibayes bench {' '.join(words)}` failed:\n{done.stderr}")
+        text = _only_ours(done.stdout)
+        if "| --- |" in text or not preset:
+            about = f"\n\nWith {experiment.presets[preset]}" if preset else ""
+            parts.append(f"`vibayes bench {' '.join(words)}`{about}\n\n{text}")
+    return "\n\n".join(parts)
 
 
 def _figures(folder: Path) -> str:

@@ -131,10 +131,13 @@ class Frame:
         return self.height - self.bottom - (value - self.y[0]) / span * (self.height - self.top - self.bottom)
 
     def svg(self, title: str, parts: Sequence[str]) -> str:
-        """The plot with its title."""
+        """The plot with its title, which begins further left, and then in smaller letters, where it is long."""
+        wide = 6.6 * len(title)  # in letters of 11 pixels
+        left = max(4.0, min(self.left, self.width - 4.0 - wide))
+        size = "" if wide <= self.width - left else f' style="font-size:{11.0 * (self.width - left) / wide:.1f}px"'
         return (
             f'<svg viewBox="0 0 {self.width:g} {self.height:g}" role="img" aria-label="{escape(title)}">'
-            f'<text x="{self.left:g}" y="15" class="t">{escape(title)}</text>{"".join(parts)}</svg>'
+            f'<text x="{left:g}" y="15" class="t"{size}>{escape(title)}</text>{"".join(parts)}</svg>'
         )
 
     def x_axis(self) -> list[str]:

@@ -291,3 +291,38 @@ def test_columns_that_tell_rows_apart() -> None:
         rows = [row for row in reference.load_table(name) if row["table"]]
         chosen = telling_columns([Row(row) for row in rows])
         assert len({tuple(row[key] for key in (*chosen, "metric")) for row in rows}) == len(rows), name
+
+
+def test_experiments_without_a_table_show_their_own_numbers(tmp_path: Path) -> None:
+    experiment = catalogue.get("gi-mnist500")
+    unit = expand(experiment, Selection(models=["global inducing"], priors=["ScalePrior"]))[0]
+    assert commands.table("gi-mnist500", Selection(), out=tmp_path) == (
+        f"There are no results of these runs in {tmp_path}.\n"
+    )
+    put(tmp_path, unit, test_ll=-0.75, accuracy_percent=85.0)
+    rows = compare(experiment, expand(experiment), tmp_path)["fig:gi:mnist_500"]
+    assert [(row.printed["metric"], row.ours, row.thesis, row.verdict) for row in rows] == [
+        ("test_ll", -0.75, None, ""),
+        ("accuracy_percent", 85.0, None, ""),
+    ]
+    text = commands.table("gi-mnist500", Selection(), out=tmp_path)
+    assert "| mnist | global inducing | test_ll | -0.750 | - | - | 1 | - |" in text
+    printed = list(csv.DictReader(io.StringIO(commands.table("gi-mnist500", Selection(), out=tmp_path, form="csv"))))
+    assert [(row["metric"], row["ours"], row["thesis"]) for row in printed] == [
+        ("test_ll", "-0.75", ""),
+        ("accuracy_percent", "85", ""),
+    ]
+    assert json.loads(commands.table("gi-mnist500", Selection(), out=tmp_path, form="json"))[0]["thesis"] is None
+    report = commands.report(["gi-mnist500"], out=tmp_path, file=tmp_path / "report.html").read_text()
+    assert "fig:gi:mnist_500" in report
+
+
+def test_the_report_shows_presets_that_have_results(tmp_path: Path) -> None:
+    experiment = catalogue.get("gi-cifar10")
+    unit = expand(experiment, Selection(models=["global inducing"], priors=["ScalePrior"], preset="falling"))[0]
+    put(tmp_path, unit, test_ll=-0.43, accuracy_percent=85.73)
+    text = commands.report(None, out=tmp_path, file=tmp_path / "report.html").read_text()
+    assert '<h2 id="gi-cifar10-falling">gi-cifar10 --preset falling</h2>' in text
+    assert '<a href="#gi-uncertainty-falling">gi-uncertainty --preset falling</a>' in text
+    assert "300 epochs instead of 1,000" in text
+    assert 'id="gi-cifar10"' not in text  # with its own options it has no result

@@ -250,7 +250,8 @@ def table(
     """
     check_name(form, FORMATS, "format")
     experiment = catalogue.get(name)
-    require_tables(experiment)
+    if experiment.script:
+        require_tables(experiment)
     if need_folder and not out.is_dir() and not (everything and out == DEFAULT_OUT):
         raise ConfigurationError(_no_folder(experiment.name, out))
     if experiment.script:
@@ -261,7 +262,10 @@ def table(
         return render(compare_figures(experiment, out), form, everything=everything)
     units = [] if experiment.needs else expand(experiment, selection)
     models = None if selection.models is None else sorted({unit.model for unit in units})
-    text = render(compare(experiment, units, out, models), form, everything=everything)
+    rows = compare(experiment, units, out, models)
+    text = render(rows, form, everything=everything)
+    if form == "md" and not rows:
+        text = f"There are no results of these runs in {out}.\n"
     others = _other_options(experiment, selection, units, out) if form == "md" and units else []
     if others:
         text += "\nThere are results with other options too; these show them:\n"
@@ -340,12 +344,19 @@ def report(names: Sequence[str] | None, *, out: Path = DEFAULT_OUT, file: Path =
     for experiment in chosen:
         if experiment.needs and not names:
             continue
-        units = [] if experiment.needs or experiment.script else expand(experiment)
-        figures = read_figures(experiment, out) if experiment.script else None
-        if not names and figures is None and all(finished(out, unit) is None for unit in units):
+        if experiment.script:
+            figures = read_figures(experiment, out)
+            if names or figures is not None:
+                sections.append(Section(experiment, [], compare_figures(experiment, out), out, figures))
             continue
-        tables = compare_figures(experiment, out) if experiment.script else compare(experiment, units, out)
-        sections.append(Section(experiment, units, tables, out, figures))
+        found = []
+        for preset in (None, *experiment.presets):
+            units = [] if experiment.needs else expand(experiment, Selection(preset=preset))
+            if any(finished(out, unit) is not None for unit in units):
+                found.append(Section(experiment, units, compare(experiment, units, out), out, preset=preset))
+        if names and not found:
+            found.append(Section(experiment, units, compare(experiment, units, out), out))
+        sections += found
     if not sections:
         raise ConfigurationError(
             f"There are no results in {out} of runs with the experiments' own options (runs with others, such as "

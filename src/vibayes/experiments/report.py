@@ -35,6 +35,7 @@ class Section:
         tables: ours beside the thesis's.
         out: the folder of results.
         figures: what a script of figures left, where it is one.
+        preset: the preset of the experiment's whose results these are.
     """
 
     def __init__(
@@ -44,13 +45,25 @@ class Section:
         tables: Mapping[str, Sequence[Row]],
         out: Path,
         figures: FigureResult | None = None,
+        preset: str | None = None,
     ) -> None:
         self.experiment, self.tables, self.figures, self.out = experiment, tables, figures, out
+        self.preset = preset
         self.families: list[tuple[Unit, list[dict[str, Any]]]] = []
         for members in by_family(units).values():
             results = [r for r in (finished(out, unit) for unit in members) if r is not None]
             if results:
                 self.families.append((members[0], results))
+
+    @property
+    def name(self) -> str:
+        """What it is called, as on the command line."""
+        return self.experiment.name + (f" --preset {self.preset}" if self.preset else "")
+
+    @property
+    def anchor(self) -> str:
+        """For links to it."""
+        return self.name.replace(" --preset ", "-")
 
     @property
     def verdicts(self) -> Counter[str]:
@@ -65,9 +78,10 @@ class Section:
     def html(self) -> str:
         """The section."""
         e = self.experiment
-        parts = [f'<h2 id="{e.name}">{escape(e.name)}</h2><p>{escape(e.title)}.</p>']
-        if e.note:
-            parts.append(f'<p class="small">{escape(e.note)}</p>')
+        parts = [f'<h2 id="{self.anchor}">{escape(self.name)}</h2><p>{escape(e.title)}.</p>']
+        note = f"With {e.presets[self.preset]}" if self.preset else e.note
+        if note:
+            parts.append(f'<p class="small">{escape(note)}</p>')
         parts.append(f"<p>{_chips(self.verdicts)}</p>")
         parts += [_table(name, rows) for name, rows in self.tables.items()]
         if self.figures is not None:
@@ -87,11 +101,12 @@ class Section:
                     if row.printed["metric"] != metric or row.quoted or key in seen:
                         continue
                     seen.add(key)
-                    label = " ".join(filter(None, (row.printed["model"], row.printed["prior"], row.printed["depth"])))
+                    label = " ".join(filter(None, map(row.printed.get, ("model", "prior", "depth"))))
                     points = by_dataset.setdefault(row.printed["dataset"], [])
                     if row.ours is not None and math.isfinite(row.ours):
                         points.append(svg.Dot(label, row.ours, row.ours_stderr, True))
-                    points.append(svg.Dot(label, row.thesis, row.thesis_stderr, False))
+                    if row.thesis is not None:
+                        points.append(svg.Dot(label, row.thesis, row.thesis_stderr, False))
             for dataset, points in by_dataset.items():
                 if any(point.ours for point in points):
                     shown.append(f"<figure>{svg.dots(f'{dataset}: {metric}', points, direction(metric))}</figure>")
@@ -115,6 +130,7 @@ class Section:
                 for rows in self.tables.values()
                 for row in rows
                 if row.printed["metric"] == "elbo_per_datapoint"
+                and row.thesis is not None
                 and all(row.printed.get(key, "") == value for key, value in unit.columns.items())
             ]
             plot = svg.curves(f"{unit.title}: ELBO per datapoint", lines, known[0] if known else None)
@@ -199,7 +215,7 @@ def page(sections: Sequence[Section], folder: Path) -> str:
     for section in sections:
         total.update(section.verdicts)
     lines = [
-        f'<tr><td class="k"><a href="#{s.experiment.name}">{s.experiment.name}</a></td>'
+        f'<tr><td class="k"><a href="#{s.anchor}">{s.name}</a></td>'
         f'<td class="wrap">{escape(s.experiment.title)}</td><td>{s.n_results}</td>'
         + "".join(f"<td>{s.verdicts[v] or ''}</td>" for v in VERDICTS)
         + "</tr>"

@@ -27,7 +27,7 @@ class Row:
     """One number of the thesis and ours.
 
     Attributes:
-        printed: the thesis's row as it stands.
+        printed: the thesis's row as it stands; without a `value` where the thesis has no number.
         ours: the mean over splits, or None where no result file backs one.
         ours_stderr: standard deviation over splits divided by sqrt(count); None with one split.
         n_splits: how many result files it comes from.
@@ -45,15 +45,14 @@ class Row:
     machine: str = ""
 
     @property
-    def thesis(self) -> float:
+    def thesis(self) -> float | None:
         """What the thesis prints."""
-        return float(self.printed["value"])
+        return _number(self.printed.get("value"))
 
     @property
     def thesis_stderr(self) -> float | None:
         """The standard error it prints, where it does."""
-        text = self.printed.get("stderr", "")
-        return float(text) if text else None
+        return _number(self.printed.get("stderr"))
 
     @property
     def quoted(self) -> bool:
@@ -63,13 +62,17 @@ class Row:
     @property
     def difference(self) -> float | None:
         """Ours minus the thesis's."""
-        return None if self.ours is None else self.ours - self.thesis
+        return None if self.ours is None or self.thesis is None else self.ours - self.thesis
 
     @property
     def difference_stderr(self) -> float | None:
         """The square root of the sum of both squared standard errors."""
         errors = [e for e in (self.ours_stderr, self.thesis_stderr) if e is not None]
-        return None if self.ours is None or not errors else math.hypot(*errors)
+        return None if self.difference is None or not errors else math.hypot(*errors)
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text else None
 
 
 def verdict(metric: str, ours: float, ours_stderr: float | None, thesis: str, thesis_stderr: str, n: int) -> str:
@@ -99,7 +102,7 @@ def verdict(metric: str, ours: float, ours_stderr: float | None, thesis: str, th
 def compare(
     experiment: Experiment, units: Sequence[Unit], out: Path, models: Sequence[str] | None = None
 ) -> dict[str, list[Row]]:
-    """Rows of the thesis's tables with ours, by table.
+    """Rows of the thesis's tables with ours, by table; of experiments that stand for figures ours alone.
 
     Args:
         experiment: the experiment.
@@ -108,13 +111,21 @@ def compare(
         models: only the thesis's rows for these; all when None.
     """
     families = [(members[0].columns, _results(members, out)) for members in by_family(units).values()]
+    if not experiment.tables:
+        alone = [
+            _row({**columns, "metric": metric}, [(columns, results)])
+            for columns, results in families
+            for metric in experiment.metrics
+        ]
+        rows = [row for row in alone if row.ours is not None]
+        return {", ".join(experiment.labels): rows} if rows else {}
     shown = {columns["dataset"] for columns, _ in families}
     found: dict[str, list[Row]] = {}
     for name in experiment.tables:
-        rows = [row for row in reference.load_table(name) if not shown or row["dataset"] in shown]
-        rows = [row for row in rows if (models is None or row["model"] in models) and _is_number(row["value"])]
-        if rows:
-            found[rows[0]["table"] or name] = [_row(row, families) for row in rows]
+        printed = [row for row in reference.load_table(name) if not shown or row["dataset"] in shown]
+        printed = [row for row in printed if (models is None or row["model"] in models) and _is_number(row["value"])]
+        if printed:
+            found[printed[0]["table"] or name] = [_row(row, families) for row in printed]
     return found
 
 
@@ -155,7 +166,7 @@ def summarise(printed: Mapping[str, str], values: Sequence[float], n_diverged: i
     if n > 1:
         error = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
     said = ""
-    if not reference.is_wrong(dict(printed)):
+    if printed.get("value") and not reference.is_wrong(dict(printed)):
         said = verdict(printed["metric"], mean, error, printed["value"], printed.get("stderr", ""), n)
     return Row(printed, mean, error, n, n_diverged, said)
 
@@ -210,7 +221,7 @@ def _csv(tables: Mapping[str, Sequence[Row]]) -> str:
     for rows in tables.values():
         for row in rows:
             values = {key: "-" if value is None else value for key, value in _record(row).items()}
-            values["thesis"], values["thesis_stderr"] = row.printed["value"], row.printed.get("stderr", "")
+            values |= {"thesis": row.printed.get("value", ""), "thesis_stderr": row.printed.get("stderr", "")}
             for key in ("ours", "ours_stderr"):
                 if isinstance(values[key], float):
                     values[key] = f"{values[key]:.6g}"
@@ -259,9 +270,10 @@ KEYS = ("dataset", "model", "prior", "depth", "batch_size", "feature_dim", "augm
 
 def cells_of(row: Row) -> list[str]:
     """For people: ours, the thesis's, the difference, the number of splits, the verdict."""
-    digits = max(2, len(row.printed["value"].partition(".")[2]) + 1)
+    value = row.printed.get("value", "-")
+    digits = 3 if row.thesis is None else max(2, len(value.partition(".")[2]) + 1)
     ours = "-" if row.ours is None else with_error(f"{row.ours:.{digits}f}", row.ours_stderr, digits)
-    thesis = row.printed["value"] + (f" ± {row.printed['stderr']}" if row.printed.get("stderr") else "")
+    thesis = value + (f" ± {row.printed['stderr']}" if row.printed.get("stderr") else "")
     if row.quoted:
         thesis += " (quoted)"
     if reference.is_wrong(dict(row.printed)):

@@ -1,6 +1,5 @@
 """A prior of convolutional weights whose covariance over the places of a kernel is inferred."""
 
-import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -42,11 +41,14 @@ class Spatial(Root):
 
     def __init__(self, inverse: Float[Tensor, "places places"], std: float, size: int, channels: int) -> None:
         self.inverse, self.std, self.size, self.channels = inverse, std, size, channels
+        self._F: Tensor | None = None
 
-    @functools.cached_property
+    @property
     def F(self) -> Float[Tensor, "places places"]:
         """The Cholesky factor of `L`, which posteriors in whitened values need not know."""
-        return linalg.solve_lower(self.inverse, _identity(self.inverse))
+        if self._F is None:  # no cached_property: its lock on Python 3.11 is what torch.compile breaks off at
+            self._F = linalg.solve_lower(self.inverse, _identity(self.inverse))
+        return self._F
 
     def _blocks(self, A: Tensor, x: Tensor) -> Tensor:
         """`(I (x) A) x`, with features beyond the last block as they are."""

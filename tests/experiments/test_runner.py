@@ -184,6 +184,17 @@ def test_a_failed_group_does_not_stop_the_others(
     assert run_sweep(expand(tiny), settings).trained == 1  # the claim was given back
 
 
+@pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="this torch has no such error")
+def test_a_gpu_that_failed_is_named(tiny: Experiment, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nSearch for ...")
+
+    monkeypatch.setattr(runner, "train_group", failing)
+    summary = run_sweep(expand(tiny), settings)
+    assert "the GPU failed (CUDA error: an illegal memory access was encountered)" in summary.failed[0]
+    assert "Run the command again" in summary.failed[0]
+
+
 def test_a_mistake_in_a_builder_does_not_stop_the_others(
     tiny: Experiment, settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -205,6 +205,8 @@ def _explain(error: BaseException) -> str:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text.lower():
         return f"out of memory ({text}). Use a smaller --chunk, --dtype float32 or another --device."
+    if isinstance(error, getattr(torch, "AcceleratorError", ())):  # torch 2.8 or newer
+        return f"the GPU failed ({text}) and is lost to this process. Run the command again, which goes on."
     return text if isinstance(error, VibayesError) else f"{type(error).__name__}: {text}"
 
 

@@ -328,3 +328,49 @@ def test_a_model_saved_before_there_were_surveys_knows_its_last_layer() -> None:
     assert not model.draws_differ
     model.predict(torch.randn(4, 3))
     assert model.output_layer is model.network[1]
+
+
+@pytest.mark.parametrize("inducing", [True, False])
+def test_a_network_first_seen_in_evaluation_mode_is_known_in_training_mode(inducing: bool) -> None:
+    """As a pretrained one is that comes in evaluation mode, or a model that predicts before it is trained."""
+    x, y = torch.randn(12, 6), torch.randn(12)
+    posterior = vb.GlobalInducing() if inducing else vb.Point()
+
+    def model(training: bool) -> vb.Model:
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            nn.Linear(6, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(), vb.Linear(8, 1, posterior=posterior)
+        ).train(training)
+        found = vb.Model(network, vb.Gaussian(0.1), inducing=x[:4] if inducing else None).train(training)
+        found.initialize(x, y)
+        return found.train()
+
+    bounds = []
+    for training in (True, False):
+        found = model(training)
+        assert not found.exact
+        averages = found.network[2].running_mean.clone()
+        assert torch.equal(averages, torch.zeros(8))  # what surveys and starts do leaves them
+        torch.manual_seed(1)
+        bound = found.elbo(x, y, n_samples=50)
+        assert bound.stderr > 0.0
+        bounds.append(float(bound.value.detach()))
+        vb.fit(found, (x, y), steps=2, progress=False)
+    assert bounds[0] == pytest.approx(bounds[1])
+
+
+def test_a_module_behind_the_last_layer_that_acts_in_training_only() -> None:
+    layers = (vb.Linear(6, 8, posterior=vb.MeanField()), nn.ReLU(), vb.Linear(8, 1, posterior=vb.MeanField()))
+    model = vb.Model(nn.Sequential(*layers, nn.Dropout(0.1)), vb.Gaussian()).eval()
+    x, y = torch.randn(12, 6), torch.randn(12)
+    model.predict(x, n_samples=2)
+    vb.fit(model.train(), (x, y), steps=2, progress=False)
+
+
+def test_surveys_leave_modes_and_what_spectral_normalisation_keeps() -> None:
+    plain = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)).eval()
+    before = {name: value.clone() for name, value in plain.named_buffers()}
+    model = vb.Model(nn.Sequential(plain, linear()).eval(), vb.Gaussian()).eval()
+    model.predict(torch.randn(5, 3), n_samples=2)
+    assert not any(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in plain.named_buffers())

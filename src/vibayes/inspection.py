@@ -66,7 +66,7 @@ def layer_functions(
             model._pass(rows, draw)
         return seen, draw.failures
 
-    seen, failures = model._draws(one, n, joint=True, marginal=False)
+    seen, failures = model._draws(one, n, joint=True, marginal=False, at_once=model._at_once(rows))
     model._check_factorizations(failures)
     return {name: LayerFunction(*seen[name]) for name in layers if name in seen}
 

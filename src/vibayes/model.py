@@ -26,6 +26,7 @@ from vibayes.starts import (
     checking_features,
     inducing_rows,
     latent_targets,
+    nearest_rows,
     some_rows,
 )
 from vibayes.survey import Survey, ends, first_width, survey
@@ -35,6 +36,8 @@ __all__ = ["Model"]
 
 # How many rows times draws one pass of `predict` may hold, so that its memory stays bounded.
 _ROWS_PER_PASS = 50_000
+# How many numbers the covariances of one layer's weights may take in it.
+_NUMBERS_PER_PASS = 20_000_000
 
 
 class Model(TrainableModel):
@@ -291,7 +294,8 @@ class Model(TrainableModel):
 
         weights: Tensor
         with evaluating(self.network):
-            weights, failures = self._draws(weight, n_samples, joint=True, marginal=False)
+            at_once = self._at_once(batch.x)
+            weights, failures = self._draws(weight, n_samples, joint=True, marginal=False, at_once=at_once)
         self._check_factorizations(failures)
         return weights
 
@@ -304,7 +308,7 @@ class Model(TrainableModel):
             self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing.device)))
         if isinstance(first, Layer):
             first.posterior.to_units(self.units, first)
-        x, y = some_rows(batch)
+        x = some_rows(batch.x, self.layers.values())
         draw = Draw(
             n_inducing=self.n_inducing,
             jitter=self.jitter,
@@ -317,9 +321,9 @@ class Model(TrainableModel):
         self._width = mean.shape[1]
         check_outputs(self._width, batch.y, self.likelihood)
         if self.inducing is not None and last is not None:
-            nearest = torch.cdist(self.inducing.flatten(1), x.flatten(1)).argmin(1)
+            nearest = nearest_rows(self.inducing, batch.x)
             offset = last.offset(caught[0][: len(nearest)]).expand(len(nearest), self._width)
-            last.posterior.initialize_targets(latent_targets(y[nearest], self.likelihood.kind, offset))
+            last.posterior.initialize_targets(latent_targets(batch.y[nearest], self.likelihood.kind, offset))
 
     # -- predictions --------------------------------------------------------------------------------------------
 
@@ -353,8 +357,21 @@ class Model(TrainableModel):
                 batch_size = max(1, _ROWS_PER_PASS // draws // wide, self.n_inducing)
             # inducing rows go through in every pass and may be the most of it: then draws come a few at a time
             few = max(1, _ROWS_PER_PASS // wide // self.n_inducing) if self.n_inducing >= batch_size else None
-            parts = [self._predict_rows(part, n_samples, joint, few) for part in torch.split(rows, batch_size)]
+            at_once = min((n for n in (few, self._largest_draws) if n is not None), default=None)
+            parts = [self._predict_rows(part, n_samples, joint, at_once) for part in torch.split(rows, batch_size)]
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
+
+    @property
+    def _largest_draws(self) -> int | None:
+        """How many draws memory has room for, each with a covariance of weights; None for any number."""
+        widest = max(layer.covariance_size(self.n_inducing) for layer in self.layers.values())
+        return max(1, _NUMBERS_PER_PASS // widest**2) if widest > 500 else None
+
+    def _at_once(self, rows: Tensor) -> int | None:
+        """How many joint draws go together: of images few, as they take more room than rows of a table."""
+        wide = rows[0].numel() // 100 if rows.ndim > 2 else 0
+        few = max(1, _ROWS_PER_PASS // wide // (len(rows) + self.n_inducing)) if wide else None
+        return min((n for n in (few, self._largest_draws) if n is not None), default=None)
 
     def _predict_rows(self, rows: Tensor, n_samples: int, joint: bool, at_once: int | None) -> Prediction:
         def moments(draw: Draw) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -407,7 +424,7 @@ class Model(TrainableModel):
 
         drawn: Tensor
         with evaluating(self.network):
-            drawn, failures = self._draws(function, n, joint=True, marginal=False)
+            drawn, failures = self._draws(function, n, joint=True, marginal=False, at_once=self._at_once(rows))
         self._check_factorizations(failures)
         if self.likelihood.kind == "regression":  # the functions of targets; those of their noise come after
             drawn = self.units.outputs(drawn[..., : self.likelihood.n_targets(drawn.shape[-1])])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-__all__ = ["averages", "evaluating", "keeping_averages"]
+__all__ = ["averages", "evaluating", "keeping_averages", "training"]
 
 # How many are at it, in threads side by side, for every module that goes back to training mode after the last of them.
 _evaluating: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
@@ -41,6 +41,32 @@ def evaluating(*networks: nn.Module) -> Iterator[None]:
                 if _evaluating[module] == 0:
                     module.training = True
                     del _evaluating[module]
+
+
+@contextmanager
+def training(network: nn.Module) -> Iterator[None]:
+    """Run a network in the mode it trains in, and leave every module in the mode it was in.
+
+    That is the mode it is in, or would be in were it not run in evaluation mode just now; of a network that is in
+    evaluation mode by itself, that of `train()`.
+
+    >>> network = nn.Sequential(nn.Dropout(0.5)).eval()
+    >>> with training(network):
+    ...     network[0].training
+    True
+    >>> network[0].training
+    False
+    """
+    with _lock:
+        in_training = {m for m in network.modules() if m.training or m in _evaluating}
+        changed = [m for m in network.modules() if not m.training and (network not in in_training or m in in_training)]
+        for module in changed:
+            module.training = True
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = False
 
 
 @contextmanager

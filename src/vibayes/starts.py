@@ -1,6 +1,7 @@
 """Starting values from data: which rows they look at, what they refuse, and function values that fit targets."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,21 +15,41 @@ from vibayes.kernels.deep import check_features
 from vibayes.layers.base import Layer
 from vibayes.layers.batch_norm import BatchNorm
 from vibayes.likelihoods import Likelihood
-from vibayes.trainable import Batch
 
-__all__ = ["catching_rows", "check_outputs", "checking_features", "inducing_rows", "latent_targets", "some_rows"]
+__all__ = [
+    "catching_rows",
+    "check_outputs",
+    "checking_features",
+    "inducing_rows",
+    "latent_targets",
+    "nearest_rows",
+    "some_rows",
+]
 
-# How many training rows data-dependent starts look at.
+# How many training rows data-dependent starts look at, and how many numbers of images that only show their shapes.
 _START_ROWS = 20_000
+_START_NUMBERS = 1_000_000
 
 
-def some_rows(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of so many rows as starts need, chosen at random, since rows may be sorted."""
-    x, y = batch.x, batch.y
-    if len(x) <= _START_ROWS:
-        return x, y
-    chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_START_ROWS].to(x.device)
-    return x[chosen], y[chosen]
+def some_rows(x: Tensor, layers: Iterable[Layer]) -> Tensor:
+    """As many rows as these layers need for their starts, chosen at random, since rows may be sorted."""
+    most = _START_ROWS
+    if x.ndim > 2 and not any(layer.posterior.starts_at_rows(layer) for layer in layers):
+        most = max(1, min(most, _START_NUMBERS // x[0].numel()))
+    if len(x) <= most:
+        return x
+    return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:most].to(x.device)]
+
+
+def nearest_rows(z: Tensor, x: Tensor) -> Tensor:
+    """For each of some rows which of others is the nearest one."""
+    least = torch.full((len(z),), math.inf, dtype=z.dtype, device=z.device)
+    found = torch.zeros(len(z), dtype=torch.long, device=z.device)
+    for start in range(0, len(x), _START_ROWS):
+        distance, which = torch.cdist(z.flatten(1), x[start : start + _START_ROWS].flatten(1)).min(1)
+        found = torch.where(distance < least, which + start, found)
+        least = torch.minimum(distance, least)
+    return found
 
 
 def inducing_rows(inducing: Any, network: nn.Module, first: nn.Module) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError
 from vibayes.layers.base import Layer
-from vibayes.modes import evaluating, keeping_averages
+from vibayes.modes import evaluating, training
 
 __all__ = ["Survey", "ends", "first_width", "survey"]
 
@@ -75,7 +75,7 @@ def first_width(network: nn.Module) -> int | None:
 def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Survey | None:
     """Send two rows through a network whose layers return NaN where draws differ, and see what becomes of it.
 
-    That is done in evaluation mode and in the mode the network is in, as it may do more in one of them.
+    That is done in evaluation mode and in the one it trains in, whichever it is in, as it may do more in one of them.
 
     Args:
         network: the network. Its averages stay as they are, and so do random generators.
@@ -90,8 +90,12 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
     with _lock, torch.random.fork_rng(devices=[rows.device] if rows.is_cuda else []):
         with evaluating(network):
             calm = _one_pass(network, layers, rows)
-        with keeping_averages(network):
-            now = _one_pass(network, layers, rows) if network.training else calm
+        kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
+        with training(network):
+            now = _one_pass(network, layers, rows)
+        with torch.no_grad():
+            for buffer, before in kept:  # averages, and what spectral normalisation keeps
+                buffer.copy_(before)
     if calm is None or now is None:  # a batch may be too small for statistics, in training mode only
         return calm or now
     output = calm.output if calm.output == now.output else None

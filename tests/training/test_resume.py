@@ -261,6 +261,23 @@ def test_a_checkpoint_of_another_model_or_other_options_is_refused(
         train(**second)
 
 
+@pytest.mark.parametrize("changed", [{"stride": 2}, {"padding": 0}, {"kernel_size": (3, 1), "padding": (1, 0)}])
+def test_a_checkpoint_of_a_convolution_that_looks_elsewhere_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 2
+
+    def train(**options: Any) -> None:
+        how: dict[str, Any] = {"kernel_size": (1, 3), "padding": (0, 1)} if "kernel_size" in changed else {}
+        layer = vb.Conv2d(1, 2, **{"kernel_size": 3, "padding": 1, **how, **options}, posterior=vb.Point())
+        layers = (layer, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), vb.Linear(2, 2, posterior=vb.Point()))
+        model = vb.Model(torch.nn.Sequential(*layers), vb.Categorical())
+        vb.fit(model, (x, y), steps=3, checkpoint=tmp_path / "state", progress=False)
+
+    train()
+    train()
+    with pytest.raises(vb.ConfigurationError, match=r"belongs to another run: .*geometry"):
+        train(**changed)
+
+
 class Counting(torch.nn.Module):
     """A module of one's own, whose attributes may be anything."""
 

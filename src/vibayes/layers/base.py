@@ -93,6 +93,10 @@ class Layer(nn.Module):
         """Whether every draw gives the same rows."""
         return self.posterior.deterministic
 
+    def covariance_size(self, n_inducing: int) -> int:
+        """The size of the largest covariance matrix of weights in a draw, with as many inducing rows."""
+        return 0
+
     def draw(self) -> tuple[Draw, str]:
         """The draw in progress and this layer's name."""
         kind = type(self).__name__

@@ -101,6 +101,30 @@ class Conv2d(WeightLayer):
         self.in_channels, self.geometry, self.bias = in_channels, geometry, bool(bias)
         self.row_shape, self.out_shape = None, None
 
+    def covariance_size(self, n_inducing: int) -> int:
+        """As of other layers; an inducing image is many rows of the design."""
+        return super().covariance_size(self.fan_in if n_inducing else 0)
+
+    @property
+    def out_channels(self) -> int:
+        """Channels that go out."""
+        return self.out_features
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        """Height and width of the kernel."""
+        return self.geometry.kernel
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Steps between output locations."""
+        return self.geometry.stride
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Zeros put on each side."""
+        return self.geometry.padding
+
     @property
     def places(self) -> int:
         """How many places a kernel has."""

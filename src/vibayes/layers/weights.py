@@ -126,6 +126,12 @@ class WeightLayer(Layer):
             return self.values(rows, q.mean + q.std * noise)
         return self.values(rows, root.apply(q.draw(noise)))
 
+    def covariance_size(self, n_inducing: int) -> int:
+        """With inducing points: the fan-in, or their number where that is less."""
+        if self.posterior.local:
+            return min(self.fan_in, len(self.posterior.inputs))
+        return min(self.fan_in, n_inducing) if self.posterior.takes_inducing and not self.posterior.is_prior else 0
+
     def _inducing(self, rows: Tensor, draw: Draw, whole: bool) -> Tensor | None:
         """The inducing rows the posterior sees: its own, or those that come in."""
         posterior = self.posterior

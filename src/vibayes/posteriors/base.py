@@ -199,6 +199,10 @@ class Posterior(nn.Module, ABC):
         """Start from the targets of the data rows nearest to the inducing inputs, where this is the last layer."""
         return
 
+    def starts_at_rows(self, layer: "Layer") -> bool:
+        """Whether `initialize` looks at the data rows that come in, and the more of them the better."""
+        return False
+
     def initialize(self, layer: "Layer", rows: Tensor) -> None:
         """Set data-dependent starting values."""
         return

@@ -149,9 +149,13 @@ class LocalInducing(Posterior):
             if was:
                 raise ConfigurationError(f'{name} is one of pseudo-outputs: set form="pseudo" with it.')
 
+    def starts_at_rows(self, layer: "Layer") -> bool:
+        """In a GP whose inducing inputs were not given."""
+        return self.given_inputs is None and not hasattr(layer, "fan_in")
+
     def initialize(self, layer: "Layer", rows: Tensor) -> None:
         """Put the inducing inputs of a GP on k-means centres of the rows, unless they were given."""
-        if self.given_inputs is None and not hasattr(layer, "fan_in"):
+        if self.starts_at_rows(layer):
             with torch.no_grad():
                 self.inputs.copy_(choose_inducing(rows, self.n_inducing, method="kmeans"))
 

@@ -193,12 +193,15 @@ def _setting(value: Any, *, code: bool) -> Any:
 
     Args:
         value: the attribute.
-        code: whether functions count, and objects made of settings; a checkpoint does not tell of them.
+        code: whether functions count, and objects made of settings but for our own; a checkpoint does not tell of them.
     """
     if _is_plain(value):
         return value
     if isinstance(value, Distribution):
         return _numbers_of(value)
+    own = type(value).__module__.partition(".")[0] == "vibayes"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and (code or own):
+        return str(value)
     if not code or isinstance(value, type):
         return None
     if isinstance(value, functools.partial):
@@ -206,7 +209,7 @@ def _setting(value: Any, *, code: bool) -> Any:
     if inspect.isroutine(value):
         body = getattr(value, "__code__", None)  # lambdas of one place have one name
         return _words(value) + ("" if body is None else f" {zlib.crc32(body.co_code + repr(body.co_names).encode())}")
-    return str(value) if dataclasses.is_dataclass(value) else None
+    return None
 
 
 def _numbers_of(prior: Distribution | Transform) -> tuple[str, dict[str, Any]]:

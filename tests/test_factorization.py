@@ -133,3 +133,20 @@ def test_nothing_to_factorize() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernel_is_used() -> None:
     assert cuda_kernels.available()
+
+
+def test_gradients_that_are_batched_in_one_result_only() -> None:
+    root = torch.randn(4, 4)
+    K = root @ root.mT + torch.eye(4)
+    wanted = torch.linalg.inv(K)
+    found = torch.func.jacrev(lambda K: linalg.factor(K)[0].log_det)(K)
+    torch.testing.assert_close(found, wanted)
+
+    def both(K: Tensor) -> tuple[Tensor, Tensor]:
+        F, _ = linalg.factor(K)
+        return F.inverse, F.log_det
+
+    _, pull = torch.func.vjp(both, K)
+    weights = torch.arange(3.0)
+    mapped = torch.func.vmap(lambda w: pull((torch.ones(4, 4), w))[0])(weights)
+    torch.testing.assert_close(mapped, torch.stack([pull((torch.ones(4, 4), w))[0] for w in weights]))

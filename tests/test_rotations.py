@@ -132,3 +132,12 @@ def test_a_network_that_cannot_be_judged_is_refused() -> None:
 
     with pytest.raises(vb.VibayesError, match="cannot be told"):
         build(Net(Broken()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("M", "p"), [(5, 0.05), (5, 0.1), (8, 0.05)])
+def test_dropout_of_features_is_refused_whatever_one_mask_drops(M: int, p: float, training: bool) -> None:
+    hidden = vb.GP(2, kernel=vb.SquaredExponential(2), posterior=vb.GeneralizedWishart())
+    network = nn.Sequential(hidden, nn.Dropout(p), vb.GP(1, kernel=vb.SquaredExponential(2))).train(training)
+    with pytest.raises(vb.ConfigurationError, match="known only up to a rotation"):
+        vb.Model(network, vb.Gaussian(0.1), inducing=torch.randn(M, 2))

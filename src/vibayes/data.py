@@ -125,10 +125,10 @@ def as_rows(
             f"For a single input column use {what}[:, None]."
         )
     if shape is not None and tuple(tensor.shape[1:]) != shape:
-        columns = len(shape) == 1 and tensor.ndim == 2
+        advice = "Pass" if len(shape) == 1 and tensor.ndim == 2 else "Reshape them to that, with"
         raise DataShapeError(
             f"{what} must have rows of shape {list(shape)}, as the model was built or fitted with; got rows of shape "
-            f"{list(tensor.shape[1:])}. {'Pass the same columns in the same order.' if columns else 'Reshape them.'}"
+            f"{list(tensor.shape[1:])}. {advice} the same columns in the same order."
         )
     cast = tensor.to(dtype or torch.get_default_dtype())
     check_finite(cast, what)

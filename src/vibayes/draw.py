@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vibayes import linalg
-from vibayes.errors import ConfigurationError, NotPositiveDefiniteError
+from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
 from vibayes.gamma import NOISE_PER_GAMMA, gamma_from_normals
 
 __all__ = ["Draw", "Output", "current_draw", "each_draw", "fits", "not_positive_definite"]
@@ -101,6 +101,11 @@ class Draw:
             raise _used_twice(site.rpartition(".")[0] or site)
         self.requests[site] = shape
         if self._noise is not None:
+            if site not in self._noise:
+                raise ConfigurationError(
+                    f"noise must hold {site!r}, of shape {list(shape)} behind the axes of draws; it holds "
+                    f"{', '.join(map(repr, self._noise)) or 'nothing'}."
+                )
             return self._noise[site]
         if self.dry:
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -212,6 +217,11 @@ def each_draw(
         apart: one draw after the other, as where each of them changes something.
         at_once: how many draws go together at most, to bound memory.
     """
+    for site, given in (noise or {}).items():
+        if given.ndim == 0 or len(given) < len(zeros):
+            raise ShapeError(
+                f"noise of {site!r} must have an axis of {len(zeros)} draws in front; got shape {list(given.shape)}."
+            )
     if len(zeros) == 1 or apart:
         own = [None if noise is None else {k: t[s] for k, t in noise.items()} for s in range(len(zeros))]
         found = [one(zero, prepared) for zero, prepared in zip(zeros, own, strict=True)]

@@ -118,15 +118,14 @@ def _backward(
         W = g_inverse @ inverse.mT if W is None else W + g_inverse @ inverse.mT
     if g_lower is not None:
         W = -(L.mT @ g_lower) if W is None else W - L.mT @ g_lower
-    if W is None and g_log_det is None:
-        return None
-    P = torch.zeros_like(L) if W is None else W.tril().neg_()
-    diagonal = P.diagonal(dim1=-2, dim2=-1)
-    diagonal.mul_(0.5)
-    if g_log_det is not None:
-        diagonal.add_(g_log_det[..., None])
-    found: Tensor = inverse.mT @ P @ inverse
-    return found
+    P: Tensor | None = None
+    if W is not None:
+        P = W.tril().neg_()
+        P.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    if g_log_det is not None:  # not in place: it may be batched where W is not
+        eye, on_diagonal = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device), g_log_det[..., None, None]
+        P = on_diagonal * eye if P is None else torch.addcmul(P, on_diagonal, eye)
+    return None if P is None else inverse.mT @ P @ inverse
 
 
 def _vmap(info: Any, in_dims: tuple[int | None], K: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:

@@ -107,7 +107,7 @@ class Model(TrainableModel):
             if given is not None:
                 self._dry_pass(given)
                 self._finish()
-            check_rotations(network, given)
+            check_rotations(network, given, noisy=bool(around.noisy))
         except Exception:
             for layer in bound:  # a model that could not be built keeps no layers
                 layer.unbind()

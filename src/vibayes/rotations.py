@@ -24,9 +24,10 @@ __all__ = ["check_rotations"]
 _JITTER = 1e-3
 _TOLERANCE = 1e-6
 _DATA_ROWS = 3
+_SEEDS = 20
 
 
-def check_rotations(network: nn.Module, inducing: Tensor | None) -> None:
+def check_rotations(network: nn.Module, inducing: Tensor | None, noisy: bool = False) -> None:
     """Refuse a network that notices a rotation of a layer's values which are known only up to a rotation.
 
     A copy of the network, in float64 and with its parameters moved a little (equal lengthscales of an ARD kernel would
@@ -36,6 +37,8 @@ def check_rotations(network: nn.Module, inducing: Tensor | None) -> None:
     Args:
         network: a network whose layers belong to a model.
         inducing: the model's inducing inputs.
+        noisy: whether modules draw random numbers of their own in training, which is then how the network runs, with
+            many of them: a mask of Dropout may drop nothing.
     """
     names = [n for n, m in network.named_modules() if isinstance(m, Layer) and m.posterior.rotates]
     if not names or inducing is None or all(_follows(network, name) for name in names):
@@ -46,7 +49,7 @@ def check_rotations(network: nn.Module, inducing: Tensor | None) -> None:
         for parameter in moved.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
     for name in names:
-        _check_layer(moved, name, inducing.detach().double())
+        _check_layer(moved.train(moved.training or noisy), name, inducing.detach().double(), _SEEDS if noisy else 1)
 
 
 def _follows(network: nn.Module, name: str) -> bool:
@@ -79,17 +82,20 @@ class _Fixed(Draw):
         return self.kept.setdefault(site, fresh)
 
 
-def _check_layer(network: nn.Module, name: str, inducing: Tensor) -> None:
+def _check_layer(network: nn.Module, name: str, inducing: Tensor, seeds: int) -> None:
     layer = network.get_submodule(name)
     spread = inducing.std(0, correction=0)
     centred = (inducing - inducing.mean(0)) / torch.where(spread > 0, spread, 1.0)
     for rows in (centred, inducing):  # a network may not bear standardised inputs, such as one that takes logarithms
         kept: dict[str, Tensor] = {}
-        plain, values = _run(network, rows, kept, None)
-        if bool(torch.isfinite(values).all()):
-            turned, others = _run(network, rows, kept, layer)
+        for seed in range(seeds):
+            plain, values = _run(network, rows, kept, None, seed)
+            if not bool(torch.isfinite(values).all()):
+                break
+            turned, others = _run(network, rows, kept, layer, seed)
             if not _close(values, others):
                 raise ConfigurationError(_refusal(layer, name, _culprit(network, name, plain, turned)))
+        else:
             return
     raise ConfigurationError(
         f"Whether the network notices a rotation of the features of layer {name!r} cannot be told: its output at the "
@@ -98,7 +104,7 @@ def _check_layer(network: nn.Module, name: str, inducing: Tensor) -> None:
 
 
 def _run(
-    network: nn.Module, inducing: Tensor, kept: dict[str, Tensor], layer: nn.Module | None
+    network: nn.Module, inducing: Tensor, kept: dict[str, Tensor], layer: nn.Module | None, seed: int
 ) -> tuple[dict[str, Tensor], Tensor]:
     """One pass: what every module returned, in order; and outputs, log ratios and their gradients in one vector."""
     seen: dict[str, Tensor] = {}
@@ -108,7 +114,7 @@ def _run(
     data = data + 0.5 * torch.randn(shape, generator=generator, dtype=torch.float64).to(inducing)
     draw = _Fixed(kept, n_inducing=len(inducing), jitter=_JITTER, marginal=False)
     parameters = [p for p in network.parameters() if p.requires_grad]
-    with _hooks(network, layer, seen), _same_randomness(), draw:
+    with _hooks(network, layer, seen), _same_randomness(seed), draw:
         out = network(torch.cat([inducing, data]))
     weights = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)
     total = draw.log_ratio() + (weights * out).sum()
@@ -148,10 +154,10 @@ def _is_step(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _same_randomness() -> Iterator[None]:
+def _same_randomness(seed: int) -> Iterator[None]:
     """Modules with randomness of their own (dropout) draw alike in every pass."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         yield
 
 

@@ -232,6 +232,13 @@ def test_bad_arguments() -> None:
     S, p = torch.eye(3), standard(3, 2)
     with pytest.raises(ConfigurationError, match=r"greater than N - 1 = 2.*Python integer"):
         Wishart(S, torch.tensor(2.0))
+    for kind in (Wishart, InverseWishart):
+        with pytest.raises(ConfigurationError, match="must be finite"):
+            kind(S, torch.tensor(math.inf))
+    q = GeneralizedSingularWishart(S, 2, **p)
+    for wrong in (torch.ones(3, 1), torch.ones(3, 3), torch.ones(2, 2)):
+        with pytest.raises(ShapeError, match=r"T must have shape \(3, 2\)"):
+            q.log_prob_bartlett(wrong)
     with pytest.raises(ConfigurationError, match="floating"):
         Wishart(S, torch.tensor(2))
     with pytest.raises(ConfigurationError, match="singular matrix has no inverse"):

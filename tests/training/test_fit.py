@@ -646,3 +646,50 @@ def test_training_goes_on_where_the_compiler_fails(
     assert len(history) == 5
     assert "torch.compile failed and the step runs without it: expected size 20==20" in caplog.text
     assert "second line" not in caplog.text
+
+
+def test_a_step_that_the_compiler_failed_in_begins_again_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the noise and the averages that it had, so that training is that without the compiler."""
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *g: Tensor) -> Tensor:
+            raise AssertionError("expected size 20==20")
+
+    def compile_badly(function: Any, **_: Any) -> Any:
+        def call(*args: Any) -> Any:
+            found = function(*args)
+            return None if found is None else found._replace(log_ratio=Failing.apply(found.log_ratio))
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_badly)
+    x = torch.randn(20, 2)
+
+    def trained(compile: bool) -> vb.Model:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), vb.Linear(3, 1, posterior=vb.MeanField()))
+        model = vb.Model(network, vb.StudentT(4.0, 0.1))
+        vb.fit(model, (x, x[:, 0]), steps=6, n_samples=2, compile=compile, progress=False)
+        return model
+
+    eager, fallen_back = trained(False), trained(True)
+    assert int(fallen_back.network[1].num_batches_tracked) == 6
+    for (name, a), b in zip(eager.state_dict().items(), fallen_back.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_noise_that_is_not_that_of_the_draws_is_named() -> None:
+    x = torch.randn(20, 2)
+    model = vb.Model(vb.Linear(2, 1), vb.StudentT(4.0, 0.1), inducing=x[:5])
+    with pytest.raises(
+        vb.ConfigurationError, match=r"noise must hold 'network\.inducing', of shape .* it holds nothing"
+    ):
+        vb.fit_many([model], [(x, x[:, 0])], steps=2, n_samples=2, noise=lambda _: {}, progress=False)
+    few = {"network.inducing": torch.zeros(1, 1, 3, 1)}
+    with pytest.raises(vb.ShapeError, match=r"'network\.inducing' must have an axis of 2 draws"):
+        vb.fit_many([model], [(x, x[:, 0])], steps=2, n_samples=2, noise=lambda _: few, progress=False)

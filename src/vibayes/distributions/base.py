@@ -169,9 +169,10 @@ def check_degrees(nu: Any, n: int, validate_args: bool | None) -> int:
         singular = "A singular Wishart (nu < N) needs a Python integer, since nu then fixes the shapes."
         if not nu.is_floating_point():
             raise ConfigurationError(f"A tensor nu must be floating, got {nu.dtype}. {singular}")
-        if values_visible(validate_args, nu) and not bool((nu > n - 1).all()):
+        if values_visible(validate_args, nu) and not bool(((nu > n - 1) & nu.isfinite()).all()):
             raise ConfigurationError(
-                f"A tensor nu must be greater than N - 1 = {n - 1}; its smallest value is {float(nu.min())}. {singular}"
+                f"A tensor nu must be finite and greater than N - 1 = {n - 1}; it has {float(nu.min())} to "
+                f"{float(nu.max())}. {singular}"
             )
         return n
     if isinstance(nu, bool) or not isinstance(nu, Real):

@@ -213,6 +213,7 @@ class GeneralizedSingularWishart(MatrixDistribution):
                 through the sample alone (Roeder et al. 2017). The part left out has expectation zero.
         """
         n, nt = self.event_shape[0], self.rank
+        check_shape("T", T, (n, nt))
         alpha, beta, mu, sigma = self.alpha, self.beta, self.mu, self._below(self.sigma, 1.0)
         if sticking_the_landing:
             alpha, beta, mu, sigma = alpha.detach(), beta.detach(), mu.detach(), sigma.detach()

@@ -25,7 +25,9 @@ class MeanField(Posterior):
     What is stored is scaled to be of order one whatever the fan-in K, `m = mean / sqrt(K)` and `s = std / sqrt(K)`
     (thesis, appendix "Parameter scaling for Adam"). `KL(q || p)` is closed-form. Where no inducing rows travel through
     the network, the values of `Linear` are drawn in place of its weights, for every row apart (local
-    reparameterisation, Kingma et al. 2015), which makes gradients less noisy; never in joint draws of functions.
+    reparameterisation, Kingma et al. 2015), which makes gradients less noisy; never in joint draws of functions. That
+    takes it that rows go through the network one by one: one that mixes them, such as a graph convolution over all
+    rows, would have the bound of another model.
 
     Args:
         variance: starting variance of the weights times their fan-in; 1e-3 by default.

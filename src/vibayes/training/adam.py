@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -98,7 +98,7 @@ class AdamRun:
         self.good: dict[str, Any] = {}
         if device.type == "cpu":
             keep_freed_memory()
-        self._bound = Compiled(problem.bound, device) if options.compile else problem.bound
+        self._bound = Compiled(problem.bound, device, self._keep) if options.compile else problem.bound
         self._update = Compiled(self.optimizer.step, device) if options.compile else self.optimizer.step
         self._one_step = Step(problem, options)
 
@@ -212,6 +212,19 @@ class AdamRun:
                     self.sites, self.failed = list(bound.failures), torch.zeros_like(fails)
                 self.failed |= fails & ~self.bad
             self.bad |= ~torch.isfinite(objective)
+
+    def _keep(self) -> Callable[[], None]:
+        """What evaluating the bound changes, as it is now: a function that puts it back."""
+        device, averages = self.problem.device, list(self.problem.averages.values())
+        states, values = generators(device), [average.clone() for average in averages]
+
+        def put_back() -> None:
+            set_generators(states, device)
+            with torch.no_grad():
+                for average, value in zip(averages, values, strict=True):
+                    average.copy_(value)
+
+        return put_back
 
     # -- looking at the run -------------------------------------------------------------------------------------
 

@@ -31,16 +31,22 @@ class Compiled(Generic[P, T]):
     Args:
         function: what to compile.
         device: where it runs.
+        keep: keeps what a call changes, such as generators, and gives a function that puts it back: where the first
+            call fails, the second is to begin where it began.
     """
 
-    def __init__(self, function: Callable[P, T], device: torch.device) -> None:
+    def __init__(
+        self, function: Callable[P, T], device: torch.device, keep: Callable[[], Callable[[], None]] | None = None
+    ) -> None:
         options: dict[str, Any] | None = {"fallback_random": True} if device.type == "cpu" else None
-        self.function = function
+        self.function, self.keep = function, keep
         self.chosen: Callable[P, T] = torch.compile(function, options=options)
         self.calls = 0
+        self._put_back: Callable[[], None] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it; the first call compiles."""
+        self._put_back = self.keep() if self.keep is not None and self.calls == 0 else None
         self.calls += 1
         try:
             return self.chosen(*args, **kwargs)
@@ -54,6 +60,8 @@ class Compiled(Generic[P, T]):
         if self.calls > 1 or self.chosen is self.function or isinstance(error, torch.OutOfMemoryError):
             return False
         self.chosen = self.function
+        if self._put_back is not None:
+            self._put_back()
         logger.warning("torch.compile failed and the step runs without it: %s", str(error).partition("\n")[0])
         return True
 

@@ -374,3 +374,26 @@ def test_surveys_leave_modes_and_what_spectral_normalisation_keeps() -> None:
     model.predict(torch.randn(5, 3), n_samples=2)
     assert not any(module.training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in plain.named_buffers())
+
+
+class Convolutional(nn.Module):
+    """A convolutional network with a forward of its own."""
+
+    def __init__(self, size: int | None) -> None:
+        super().__init__()
+        self.conv = vb.Conv2d(3, 4, 3, padding=1, posterior=vb.LocalInducing(28))
+        width = 4 if size is None else 4 * size**2
+        self.last = vb.Linear(width, 2, posterior=vb.LocalInducing(5))
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x).relu()
+        return self.last(h.mean((2, 3)) if self.size is None else h.flatten(1))
+
+
+@pytest.mark.parametrize("size", [None, 8, 32])
+def test_a_custom_convolutional_network_has_a_last_layer_from_the_start(size: int | None) -> None:
+    model = vb.Model(Convolutional(size), vb.Categorical())
+    assert model.output_layer is model.network.last
+    assert model.network.last.is_output
+    torch.testing.assert_close(model.network.last.posterior.precision.value, torch.ones(5))  # log precision 0

@@ -1,7 +1,6 @@
 """A model: a network with Bayesian layers, a likelihood, and inducing inputs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from vibayes.starts import (
     nearest_rows,
     some_rows,
 )
-from vibayes.survey import Survey, ends, first_width, survey
+from vibayes.survey import Survey, ends, guess, survey
 from vibayes.trainable import Batch, TrainableModel
 
 __all__ = ["Model"]
@@ -93,9 +92,8 @@ class Model(TrainableModel):
         around = Survey(next((name for name, layer in layers if layer is last), None))
         if given is not None:
             around = survey(network, dict(layers), given) or around
-        elif around.output is None and (width := first_width(network)) is not None:
-            guess = survey(network, dict(layers), torch.zeros(1, width))
-            around = around if guess is None else replace(guess, seen=False)
+        elif around.output is None:
+            around = guess(network, dict(layers)) or around
         self._survey = around
         self._width = dict(layers)[around.output].out_features if around.output else None
         bound: list[Layer] = []

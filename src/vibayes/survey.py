@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,10 @@ from vibayes.errors import ConfigurationError
 from vibayes.layers.base import Layer
 from vibayes.modes import evaluating, training
 
-__all__ = ["Survey", "ends", "first_width", "survey"]
+__all__ = ["Survey", "ends", "guess", "likely_rows", "survey"]
+
+# Pixels down and across of the images that are tried, those of the usual data sets among them.
+_SIZES = (8, 28, 32, 64, 224)
 
 _lock = threading.RLock()  # a survey puts hooks on modules that threads share
 
@@ -66,10 +69,25 @@ def ends(network: nn.Module) -> tuple[nn.Module, nn.Module]:
     return first, last
 
 
-def first_width(network: nn.Module) -> int | None:
-    """The width of the rows that the first module which has one takes: most likely that of the network's."""
-    widths = (getattr(module, "in_features", None) for module in network.modules())
-    return next((width for width in widths if isinstance(width, int) and width > 0), None)
+def likely_rows(network: nn.Module) -> list[Tensor]:
+    """Single rows as the first module that says what it takes takes them: most likely such are the network's.
+
+    >>> [list(rows.shape) for rows in likely_rows(nn.Linear(3, 1))]
+    [[1, 3]]
+    """
+    for module in network.modules():
+        channels, width = getattr(module, "in_channels", None), getattr(module, "in_features", None)
+        if isinstance(channels, int) and channels > 0:  # of any size that networks are made for
+            return [torch.zeros(1, channels, size, size) for size in _SIZES]
+        if isinstance(width, int) and width > 0:
+            return [torch.zeros(1, width)]
+    return []
+
+
+def guess(network: nn.Module, layers: Mapping[str, Layer]) -> Survey | None:
+    """What a network does with the first of likely rows that it can be run with, which need not be what it gets."""
+    found = next((s for rows in likely_rows(network) if (s := survey(network, layers, rows)) is not None), None)
+    return None if found is None else replace(found, seen=False)
 
 
 def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Survey | None:

@@ -304,3 +304,24 @@ def test_weights_shared_with_what_is_not_replaced_are_refused() -> None:
     network = vb.bayesianize(apart, skip="0")  # what stays may share as it likes
     assert network[0].head.weight is network[0].embedding.weight
     assert type(network[1]) is vb.Linear
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_bayesian_last_layer_leaves_normalisation_in_front_of_it(training: bool) -> None:
+    """As on a pretrained network: all that stands in front of the last layer is the same in every draw."""
+    plain = nn.Sequential(Residual(3, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).train(training)
+    network = vb.bayesianize(plain, posterior=vb.Point(), last=vb.MeanField(), pretrained=True)
+    assert sum(type(m) is nn.BatchNorm2d for m in network.modules()) == 3
+    x, y = torch.randn(12, 3, 8, 8), torch.arange(12) % 3
+    model = vb.Model(network, vb.Categorical()).train()
+    vb.fit(model, (x, y), steps=3, n_samples=2, progress=False)
+    assert model.predict(x, n_samples=5).probs.shape == (12, 3)
+    assert int(network[0].bn1.num_batches_tracked) == 3
+
+
+def test_normalisation_behind_a_bayesian_last_layer_is_refused_by_the_model() -> None:
+    plain = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3), nn.BatchNorm1d(3))
+    network = vb.bayesianize(plain, posterior=vb.Point(), last=vb.MeanField())
+    model = vb.Model(network, vb.Categorical())
+    with pytest.raises(vb.ConfigurationError, match="BatchNorm1d '3' stands behind a Bayesian layer"):
+        vb.fit(model, (torch.randn(6, 2), torch.arange(6) % 3), steps=2, progress=False)

@@ -42,9 +42,9 @@ def bayesianize(
 
     Everything else stays as it is: activations, pooling, residual connections, the code of `forward`. Normalisation
     by batch statistics (`nn.BatchNorm1d`, `2d`, `3d`) would depend on the draw; where layers have global inducing
-    points it becomes `vibayes.BatchNorm`, which uses the inducing rows, and otherwise it is refused. Modules that read
-    `layer.weight` of their layers themselves, as torch's attention and transformer layers do, must be in `skip`:
-    Bayesian layers have no such attribute. `Model` makes the parameters of the new layers, in torch's default dtype,
+    points it becomes `vibayes.BatchNorm`, which uses the inducing rows, and otherwise it is refused. In front of the
+    last layer it stays as it is where all others are `Point`. Modules that read `layer.weight` of their layers
+    themselves, as torch's attention and transformer layers do, must be in `skip`: Bayesian layers have no such attribute. `Model` makes the parameters of the new layers, in torch's default dtype,
     to which the network's must fit; a network on a GPU needs `model.to(device)` then.
 
     Args:
@@ -81,8 +81,9 @@ def bayesianize(
     usual = GlobalInducing() if posterior is None else posterior
     posteriors = {name: usual if last is None or name != chosen[-1] else last for name in chosen}
     norms = {n: m for n, m in named.items() if isinstance(m, _BatchNorm) and n not in skipped}
-    if all(p.deterministic for p in posteriors.values()):
-        norms = {}  # batch statistics are the same in every draw
+    hidden = [p for name, p in posteriors.items() if name != chosen[-1]]
+    if all(p.deterministic for p in hidden) and not posteriors[chosen[-1]].takes_inducing:
+        norms = {}  # in front of the last layer batch statistics are the same in every draw; Model looks at the others
     for name in (*chosen, *norms):
         _check_replaceable(name, named)
     _check_sharing(module, {*chosen, *norms})

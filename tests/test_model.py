@@ -711,7 +711,7 @@ def test_describe_names_priors_and_options_of_posteriors() -> None:
 
 def test_predictions_hold_few_inducing_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go through with every batch and every draw, and bound both; they are sent no oftener than needed."""
-    monkeypatch.setattr("vibayes.model._ROWS_PER_PASS", 100)
+    monkeypatch.setattr("vibayes.passes._ROWS_PER_PASS", 100)
     passes: list[int] = []
     network = nn.Sequential(vb.Linear(2, 5), nn.ReLU(), vb.Linear(5, 1))
     model = vb.Model(network, vb.Gaussian(0.1), inducing=torch.randn(20, 2))

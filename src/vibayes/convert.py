@@ -44,7 +44,8 @@ def bayesianize(
     by batch statistics (`nn.BatchNorm1d`, `2d`, `3d`) would depend on the draw; where layers have global inducing
     points it becomes `vibayes.BatchNorm`, which uses the inducing rows, and otherwise it is refused. In front of the
     last layer it stays as it is where all others are `Point`. Modules that read `layer.weight` of their layers
-    themselves, as torch's attention and transformer layers do, must be in `skip`: Bayesian layers have no such attribute. `Model` makes the parameters of the new layers, in torch's default dtype,
+    themselves, as torch's attention and transformer layers do, must be in `skip`: Bayesian layers have no such
+    attribute. `Model` makes the parameters of the new layers, in torch's default dtype,
     to which the network's must fit; a network on a GPU needs `model.to(device)` then.
 
     Args:

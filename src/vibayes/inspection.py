@@ -13,6 +13,7 @@ from vibayes.data import as_rows, check_count
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.layers.base import Layer
+from vibayes.passes import joint_draws
 
 if TYPE_CHECKING:
     from vibayes.model import Model
@@ -66,7 +67,8 @@ def layer_functions(
             model._pass(rows, draw)
         return seen, draw.failures
 
-    seen, failures = model._draws(one, n, joint=True, marginal=False, at_once=model._at_once(rows))
+    at_once = joint_draws(rows, model.n_inducing, layers.values())
+    seen, failures = model._draws(one, n, joint=True, marginal=False, at_once=at_once)
     model._check_factorizations(failures)
     return {name: LayerFunction(*seen[name]) for name in layers if name in seen}
 

@@ -16,6 +16,7 @@ from vibayes.inspection import LayerFunction, layer_functions
 from vibayes.layers.base import Layer
 from vibayes.likelihoods import Likelihood
 from vibayes.modes import evaluating, keeping_averages
+from vibayes.passes import joint_draws, predicted_at_once
 from vibayes.posteriors.natural import NaturalSites, natural_targets
 from vibayes.prediction import Prediction
 from vibayes.rotations import check_rotations
@@ -32,11 +33,6 @@ from vibayes.survey import Survey, ends, guess, survey
 from vibayes.trainable import Batch, TrainableModel
 
 __all__ = ["Model"]
-
-# How many rows times draws one pass of `predict` may hold, so that its memory stays bounded.
-_ROWS_PER_PASS = 50_000
-# How many numbers the covariances of one layer's weights may take in it.
-_NUMBERS_PER_PASS = 20_000_000
 
 
 class Model(TrainableModel):
@@ -292,7 +288,7 @@ class Model(TrainableModel):
 
         weights: Tensor
         with evaluating(self.network):
-            at_once = self._at_once(batch.x)
+            at_once = joint_draws(batch.x, self.n_inducing, self.layers.values())
             weights, failures = self._draws(weight, n_samples, joint=True, marginal=False, at_once=at_once)
         self._check_factorizations(failures)
         return weights
@@ -347,29 +343,13 @@ class Model(TrainableModel):
             )
         rows = self.prepare_inputs(x)
         with evaluating(self.network):
-            wide = max(1, rows[0].numel() // 100)  # images take more room than rows of a table
+            draws, layers = 1 if self.exact else n_samples, self.layers.values()
             if joint:
-                batch_size = len(rows)
-            elif batch_size is None:
-                draws = 1 if self.exact else n_samples
-                batch_size = max(1, _ROWS_PER_PASS // draws // wide, self.n_inducing)
-            # inducing rows go through in every pass and may be the most of it: then draws come a few at a time
-            few = max(1, _ROWS_PER_PASS // wide // self.n_inducing) if self.n_inducing >= batch_size else None
-            at_once = min((n for n in (few, self._largest_draws) if n is not None), default=None)
-            parts = [self._predict_rows(part, n_samples, joint, at_once) for part in torch.split(rows, batch_size)]
+                size, at_once = len(rows), joint_draws(rows, self.n_inducing, layers)
+            else:
+                size, at_once = predicted_at_once(rows, batch_size, draws, self.n_inducing, layers)
+            parts = [self._predict_rows(part, n_samples, joint, at_once) for part in torch.split(rows, size)]
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
-
-    @property
-    def _largest_draws(self) -> int | None:
-        """How many draws memory has room for, each with a covariance of weights; None for any number."""
-        widest = max(layer.covariance_size(self.n_inducing) for layer in self.layers.values())
-        return max(1, _NUMBERS_PER_PASS // widest**2) if widest > 500 else None
-
-    def _at_once(self, rows: Tensor) -> int | None:
-        """How many joint draws go together: of images few, as they take more room than rows of a table."""
-        wide = rows[0].numel() // 100 if rows.ndim > 2 else 0
-        few = max(1, _ROWS_PER_PASS // wide // (len(rows) + self.n_inducing)) if wide else None
-        return min((n for n in (few, self._largest_draws) if n is not None), default=None)
 
     def _predict_rows(self, rows: Tensor, n_samples: int, joint: bool, at_once: int | None) -> Prediction:
         def moments(draw: Draw) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -422,7 +402,8 @@ class Model(TrainableModel):
 
         drawn: Tensor
         with evaluating(self.network):
-            drawn, failures = self._draws(function, n, joint=True, marginal=False, at_once=self._at_once(rows))
+            at_once = joint_draws(rows, self.n_inducing, self.layers.values())
+            drawn, failures = self._draws(function, n, joint=True, marginal=False, at_once=at_once)
         self._check_factorizations(failures)
         if self.likelihood.kind == "regression":  # the functions of targets; those of their noise come after
             drawn = self.units.outputs(drawn[..., : self.likelihood.n_targets(drawn.shape[-1])])

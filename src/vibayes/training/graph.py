@@ -46,7 +46,8 @@ class Compiled(Generic[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it; the first call compiles."""
-        self._put_back = self.keep() if self.keep is not None and self.calls == 0 else None
+        keep, self.keep = self.keep, None  # whose owner may own this: a circle would hold all tensors of a run
+        self._put_back = None if keep is None else keep()
         self.calls += 1
         try:
             return self.chosen(*args, **kwargs)

@@ -45,8 +45,8 @@ def bayesianize(
     points it becomes `vibayes.BatchNorm`, which uses the inducing rows, and otherwise it is refused. In front of the
     last layer it stays as it is where all others are `Point`. Modules that read `layer.weight` of their layers
     themselves, as torch's attention and transformer layers do, must be in `skip`: Bayesian layers have no such
-    attribute. `Model` makes the parameters of the new layers, in torch's default dtype, to which the network's must fit;
-    a network on a GPU needs `model.to(device)` then.
+    attribute. `Model` makes the parameters of the new layers, in torch's default dtype, to which the network's must
+    fit; a network on a GPU needs `model.to(device)` then.
 
     Args:
         module: the network. It is not changed.

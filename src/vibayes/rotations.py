@@ -48,8 +48,10 @@ def check_rotations(network: nn.Module, inducing: Tensor | None, noisy: bool = F
     with torch.no_grad():
         for parameter in moved.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    if noisy and not moved.training:
+        moved.train()
     for name in names:
-        _check_layer(moved.train(moved.training or noisy), name, inducing.detach().double(), _SEEDS if noisy else 1)
+        _check_layer(moved, name, inducing.detach().double(), _SEEDS if noisy else 1)
 
 
 def _follows(network: nn.Module, name: str) -> bool:

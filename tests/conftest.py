@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 # Tests run side by side, one process per core; threads on top of that only get in each other's way.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+# What an earlier run compiled is not looked for: a test is to see what a new machine sees.
+_cache = tempfile.TemporaryDirectory()
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _cache.name
 # Shells start jobs in the background with interrupts ignored, and so would be what some tests start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -16,7 +16,7 @@ from torch.distributions import Gamma
 from torch.utils.data import DataLoader, TensorDataset
 
 import vibayes as vb
-from vibayes.mcmc.target import can_compile
+from vibayes.compiler import can_compile
 from vibayes.trainable import TrainableModel
 
 
@@ -599,8 +599,7 @@ def test_only_models_are_trained() -> None:
 
 
 @pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
-def test_compiled_steps_draw_what_eager_ones_draw() -> None:
+def test_compiled_steps_draw_what_eager_ones_draw(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.linspace(-2.0, 2.0, 20)[:, None]
 
     def train(compile: bool) -> list[float]:
@@ -612,6 +611,7 @@ def test_compiled_steps_draw_what_eager_ones_draw() -> None:
         ).elbo
 
     assert train(True) == pytest.approx(train(False), rel=1e-9)
+    assert "without it" not in caplog.text
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from vibayes import datasets, plotting
 from vibayes._figures import new_figure
+from vibayes.compiler import can_compile
 from vibayes.experiments.record import Number, Result, Statement
 from vibayes.layers import Linear
 from vibayes.likelihoods import Gaussian
 from vibayes.mcmc import NUTS, Chains, ess_bulk, rhat, sample_posterior
-from vibayes.mcmc.target import can_compile
 from vibayes.model import Model
 from vibayes.posteriors import Point
 

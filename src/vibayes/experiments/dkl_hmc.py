@@ -10,6 +10,7 @@ from torch.distributions import LogNormal, Normal
 
 from vibayes import datasets, plotting
 from vibayes._figures import new_figure
+from vibayes.compiler import can_compile
 from vibayes.conjugate import ExactGP
 from vibayes.experiments.dkl_models import feature_network
 from vibayes.experiments.drawing import Drawing
@@ -18,7 +19,6 @@ from vibayes.kernels import DeepKernel, SquaredExponential
 from vibayes.likelihoods import Gaussian
 from vibayes.mcmc import Chains, ModelTarget, ess_bulk, rhat, sample_posterior
 from vibayes.mcmc.hmc import HMC, Sampler
-from vibayes.mcmc.target import can_compile
 from vibayes.prediction import Prediction
 from vibayes.training import fit
 

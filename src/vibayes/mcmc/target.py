@@ -2,9 +2,8 @@
 
 import hashlib
 import math
-import os
-import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,23 +11,19 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from vibayes.compiler import can_compile, quiet_compiler
 from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.mcmc.parts import Priors, parts_of
 from vibayes.trainable import TrainableModel
 from vibayes.training.run import structure
 
-__all__ = ["Evaluation", "ModelTarget", "Target", "as_target", "can_compile"]
+__all__ = ["Evaluation", "ModelTarget", "Target", "as_target"]
 
 LogDensity = Callable[[Tensor], Tensor]
 
 # Draws of the prior from which the scales of parameters are taken before there are any of the posterior.
 _SCALE_DRAWS = 1000
-
-
-def can_compile() -> bool:
-    """Whether there is a C++ compiler, without which `torch.compile` does nothing for tensors on a CPU."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++", "cl") if name)
 
 
 class Evaluation(NamedTuple):
@@ -154,9 +149,10 @@ class Target:
         power = torch.as_tensor(beta, dtype=theta.dtype, device=theta.device)
         if self._compiles:
             theta = theta.detach()
-            if theta.shape not in self._compiled:
+            new = theta.shape not in self._compiled
+            if new:
                 self._compiled[theta.shape] = self._compile(theta, power)
-            with torch.no_grad():
+            with torch.no_grad(), quiet_compiler() if new else nullcontext():
                 return Evaluation(*self._compiled[theta.shape](theta, power))
         theta = theta.detach().requires_grad_()
         value, likelihood = torch.func.vmap(self._tempered, in_dims=(0, None))(theta, power)

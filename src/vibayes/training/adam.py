@@ -3,12 +3,14 @@
 import copy
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor
 
+from vibayes.compiler import quiet_compiler
 from vibayes.errors import ConfigurationError
 from vibayes.training.graph import Compiled, Step
 from vibayes.training.history import History
@@ -142,7 +144,9 @@ class AdamRun:
         if self.problem.sites:
             self._put("natural_rates", [self._natural_rate(r) for r in range(self.problem.replicas)])
         self._put("kl_weight", scheduled("kl_weight", self.options.kl_weight, self.step))
-        self._one_step(self._compute)
+        compiling = isinstance(self._bound, Compiled) and self._bound.calls == 0
+        with quiet_compiler() if compiling else nullcontext():
+            self._one_step(self._compute)
         self.step += 1
         self.in_window += 1
 

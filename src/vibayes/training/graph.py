@@ -8,6 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
+from vibayes.compiler import quiet_compiler
 from vibayes.training.problem import Problem
 from vibayes.training.run import Options
 
@@ -40,7 +41,8 @@ class Compiled(Generic[P, T]):
     ) -> None:
         options: dict[str, Any] | None = {"fallback_random": True} if device.type == "cpu" else None
         self.function, self.keep = function, keep
-        self.chosen: Callable[P, T] = torch.compile(function, options=options)
+        with quiet_compiler():
+            self.chosen: Callable[P, T] = torch.compile(function, options=options)
         self.calls = 0
         self._put_back: Callable[[], None] | None = None
 

@@ -16,7 +16,17 @@ from torch.distributions import Distribution
 
 from vibayes.errors import ConfigurationError, ShapeError
 
-__all__ = ["Hyperparameter", "Positive", "Real", "as_value", "hyperparameters", "log_prior", "positive", "unchecked"]
+__all__ = [
+    "Hyperparameter",
+    "Positive",
+    "Real",
+    "as_value",
+    "hyperparameters",
+    "log_prior",
+    "name_of",
+    "positive",
+    "unchecked",
+]
 
 
 class Hyperparameter(nn.Module):
@@ -231,6 +241,12 @@ def hyperparameters(module: nn.Module) -> Iterator[tuple[str, Hyperparameter]]:
     for name, child in module.named_modules():
         if isinstance(child, Hyperparameter):
             yield name, child
+
+
+def name_of(key: str, module: nn.Module) -> str:
+    """What people call a parameter: by its key, or, of a hyperparameter, by the name of that."""
+    owner, _, last = key.rpartition(".")
+    return owner if last == "raw" and isinstance(module.get_submodule(owner), Hyperparameter) else key
 
 
 def log_prior(module: nn.Module) -> Tensor | float:

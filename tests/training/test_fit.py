@@ -593,6 +593,42 @@ def test_no_gpu() -> None:
     assert fit(svgp(), 1, device=torch.device("cpu")).step == [1]
 
 
+FACTORS = {"*kernel*": 0.5, "network.1.kernel.lengthscale": 3.0, "*posterior*": 0.1}
+
+
+def test_parameters_have_rates_of_their_own() -> None:
+    """Adam's first step is as long as the rate, whatever the gradient."""
+    model = svgp()
+    fit(model, 3)  # some gradients are zero at the start
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    fit(model, 1, lr=0.01, lr_factors=FACTORS)
+    moved = {name: float((p.detach() - before[name]).abs().max()) for name, p in model.named_parameters()}
+    rates = {"likelihood.noise": 0.01, "network.1.kernel.lengthscale": 0.03, "network.1.kernel.variance": 0.005}
+    posterior = {f"network.1.posterior.{name}": 0.001 for name in ("inputs", "mean", "raw_factor")}
+    assert moved == pytest.approx({**{f"{name}.raw": rate for name, rate in rates.items()}, **posterior}, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ({"nobody": 2.0}, r"lr_factors\['nobody'\] is of no use. No parameter is called 'nobody'. There are: .*noise"),
+        ({"likelihood.*": 2.0, "*noise": 1.0}, r"'\*noise'\] is of no use. Longer names have all"),
+        ({"*": 0.0}, r"must be a positive number, got 0.0. To keep .* requires_grad_"),
+        ({"*": math.nan}, "must be a positive number, got nan"),
+        ({"*": "fast"}, "must be a positive number, got 'fast'"),
+        ([("*", 1.0)], "must be factors by name, .* got list"),
+    ],
+)
+def test_factors_of_rates_that_make_no_sense_are_refused(factors: Any, message: str) -> None:
+    with pytest.raises(vb.ConfigurationError, match=message):
+        fit(svgp(), 1, lr_factors=factors)
+
+
+def test_lbfgs_has_one_rate() -> None:
+    with pytest.raises(vb.ConfigurationError, match="lr_factors go with optimizer='adam'"):
+        fit(svgp(), 1, optimizer="lbfgs", lr_factors=FACTORS)
+
+
 def test_only_models_are_trained() -> None:
     with pytest.raises(vb.ConfigurationError, match=r"got Linear. Wrap a network in vibayes\.Model"):
         vb.fit(nn.Linear(1, 1), data(), steps=5)

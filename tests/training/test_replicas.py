@@ -107,6 +107,19 @@ def assert_alike(ours: vb.Model, theirs: vb.Model, rtol: float = 1e-9) -> None:
         assert torch.allclose(a, b, rtol=rtol, atol=1e-11), name
 
 
+def test_parameters_have_rates_of_their_own() -> None:
+    sets, factors = [data(r) for r in range(2)], {"*kernel*": 5.0, "likelihood.noise": 0.2}
+    together, plain = ([regression_model(r) for r in range(2)] for _ in range(2))
+    options = {"steps": 5, "lr": 0.02, "progress": False}
+    vb.fit_many(together, sets, seed=0, chunk=2, lr_factors=factors, **options)
+    vb.fit_many(plain, sets, seed=0, chunk=2, **options)
+    for r in range(2):
+        alone = regression_model(r)
+        vb.fit(alone, sets[r], seed=r, lr_factors=factors, **options)
+        assert_alike(together[r], alone)
+        assert not torch.allclose(plain[r].likelihood.noise.value, alone.likelihood.noise.value)
+
+
 @pytest.mark.parametrize("batch_size", [None, 8])
 @pytest.mark.parametrize("sizes", [(30, 30, 30), (30, 27, 22)])
 def test_regression_follows_separate_fits(batch_size: int | None, sizes: tuple[int, ...]) -> None:

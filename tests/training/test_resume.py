@@ -242,6 +242,7 @@ def test_a_full_disk_does_not_cost_the_run(tmp_path: Path, caplog: pytest.LogCap
         ({}, {"lr_schedule": vb.schedules.piecewise([3], [1.0, 0.1])}),
         ({"weight_decay": 0.1}, {}),
         ({"natural_rate": 0.5}, {}),
+        ({}, {"lr_factors": {"*kernel*": 0.5}}),
         ({"augment": torch.nn.Identity()}, {}),
     ],
 )

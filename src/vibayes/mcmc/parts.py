@@ -1,6 +1,5 @@
 """What of a model is sampled: its parameters that are not fixed, with their places in a vector and their priors."""
 
-import fnmatch
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.layers.weights import WeightLayer
 from vibayes.parameters import Hyperparameter, hyperparameters, unchecked
+from vibayes.patterns import check_patterns, pattern_of
 from vibayes.posteriors.point import Point
 from vibayes.priors import Root
 from vibayes.trainable import TrainableModel
@@ -105,7 +105,6 @@ def parts_of(model: TrainableModel, priors: Priors) -> list[Part]:
     of_hyperparameter = {f"{name}.raw": (name, module) for name, module in hyperparameters(model)}
     roots = _roots(model)
     parts: list[Part] = []
-    used: set[str] = set()
     without: list[str] = []
     start = 0
     for key, parameter in model.named_parameters():
@@ -113,10 +112,9 @@ def parts_of(model: TrainableModel, priors: Priors) -> list[Part]:
             continue
         name, module = of_hyperparameter.get(key, (key, None))
         root = roots.get(key)
-        pattern = _pattern(name, priors)
+        pattern = pattern_of(name, priors)
         prior = None if module is None else module.prior
         if pattern is not None:
-            used.add(pattern)
             if root is not None:
                 raise ConfigurationError(
                     f"priors[{pattern!r}] would replace the prior that layer weights {name!r} have already. Give the "
@@ -137,20 +135,8 @@ def parts_of(model: TrainableModel, priors: Priors) -> list[Part]:
             "parameter as it is with .fix() or requires_grad_(False). Weights of layers have the layer's prior where "
             "the posterior is Point()."
         )
-    unused = [p for p in priors if p not in used]
-    if unused:
-        matched = any(fnmatch.fnmatchcase(part.name, unused[0]) for part in parts)
-        why = "Longer names have all that it stands for" if matched else f"No parameter is called {unused[0]!r}"
-        raise ConfigurationError(
-            f"priors[{unused[0]!r}] is of no use. {why}. There are: {', '.join(p.name for p in parts)}."
-        )
+    check_patterns("priors", priors, [part.name for part in parts])
     return parts
-
-
-def _pattern(name: str, priors: Priors) -> str | None:
-    """The key of a parameter's prior: its own name, or else the longest pattern that stands for it."""
-    found = [pattern for pattern in priors if fnmatch.fnmatchcase(name, pattern)]
-    return max(found, key=lambda pattern: (pattern == name, len(pattern)), default=None)
 
 
 def _roots(model: TrainableModel) -> dict[str, Root]:

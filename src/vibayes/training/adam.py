@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vibayes.compiler import quiet_compiler
 from vibayes.errors import ConfigurationError
+from vibayes.patterns import check_patterns, pattern_of
 from vibayes.training.graph import Compiled, Step
 from vibayes.training.history import History
 from vibayes.training.memory import keep_freed_memory
@@ -76,6 +77,8 @@ class AdamRun:
         self.step = 0
         self.base_lr, self.lr_factor = list(lr), [1.0] * R
         self.factor = 1.0  # of all rates, by the schedule
+        check_patterns("lr_factors", options.lr_factors, problem.names)
+        self.own_factors = [_factor(name, options.lr_factors) for name in problem.names]  # of parameters' rates
         self.drops = [0] * R
         self.windows: list[list[float]] = [[] for _ in range(R)]
         # the weight that the KL will have in the end, if it is known: before, no bound is the one to be maximised
@@ -199,7 +202,8 @@ class AdamRun:
             for gradient in gradients:
                 distributed.all_reduce(gradient)
                 gradient.div_(self.options.world_size)
-        self._update(gradients, [problem.spread(self.rates, p) for p in problem.parameters])
+        rates = [problem.spread(self.rates, p) for p in problem.parameters]
+        self._update(gradients, [r if f == 1.0 else f * r for r, f in zip(rates, self.own_factors, strict=True)])
         with torch.no_grad():
             for name, site in problem.sites.items():
                 target = bound.targets[name]
@@ -389,3 +393,9 @@ class AdamRun:
             setattr(self, name, value)
         set_generators(state["generators"], self.problem.device)
         self._forget()
+
+
+def _factor(name: str, factors: Mapping[str, float]) -> float:
+    """That of a parameter's learning rate."""
+    pattern = pattern_of(name, factors)
+    return 1.0 if pattern is None else float(factors[pattern])

@@ -1,6 +1,7 @@
 """`fit`: train any model."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,7 @@ def fit(
     optimizer: str | None = None,
     lr: float = 1e-2,
     lr_schedule: float | Schedule = 1.0,
+    lr_factors: Mapping[str, float] | None = None,
     kl_weight: float | Schedule = 1.0,
     n_samples: int | None = None,
     seed: int = 0,
@@ -71,6 +73,9 @@ def fit(
         optimizer: `"adam"` or `"lbfgs"`; by default L-BFGS for closed-form models and Adam for the rest.
         lr: learning rate of Adam.
         lr_schedule: factor of `lr` at each step, e.g. `schedules.piecewise([10_000], [1.0, 0.1])`.
+        lr_factors: with Adam, factors of `lr` for some parameters, by name, with `*` for any letters, such as
+            `{"inducing": 0.1, "*.kernel.*": 3.0}`: those of its own name, or else of the longest pattern. Names are
+            those of `model.named_parameters()`, hyperparameters without `.raw`.
         kl_weight: weight of the KL, a number or a schedule. The history holds the untempered bound.
         n_samples: draws per step; by default 10, or 1 where all draws of the layers are the same.
         seed: governs starting values, the order of minibatches and the draws.
@@ -130,6 +135,7 @@ def fit(
         callback=callback,
         weight_decay=weight_decay,
         natural_rate=natural_rate,
+        lr_factors=lr_factors or {},
     )
     check_options(options, n_samples, [lr])
     _check_optimizer(name, options, augment)
@@ -179,6 +185,8 @@ def _check_optimizer(name: str, options: Options, augment: Augment | None) -> No
         raise ConfigurationError("restarts go with optimizer='lbfgs'; for Adam, train several models with fit_many.")
     if options.weight_decay and name != "adam":
         raise ConfigurationError("weight_decay goes with optimizer='adam'; with L-BFGS give hyperparameters priors.")
+    if options.lr_factors and name != "adam":
+        raise ConfigurationError("lr_factors go with optimizer='adam': L-BFGS has one rate for all.")
     if augment is not None and name != "adam":
         raise ConfigurationError("augment goes with optimizer='adam': L-BFGS needs the same data at every step.")
     if options.world_size > 1 and name != "adam":

@@ -15,7 +15,7 @@ from torch import Tensor
 from vibayes.bound import Bound
 from vibayes.errors import ConfigurationError
 from vibayes.modes import averages
-from vibayes.parameters import Hyperparameter
+from vibayes.parameters import Hyperparameter, name_of
 from vibayes.posteriors.natural import NaturalSites
 from vibayes.stages import network_weights
 from vibayes.trainable import Batch, TrainableModel
@@ -34,6 +34,7 @@ class Problem(ABC):
         replicas: R.
         n_data: how many rows each replica has.
         parameters: the tensors to optimize; with replicas, the first axis is theirs.
+        names: what people call them in a model.
         decayed: for each of them, whether it is a weight of a network, which weight decay shrinks.
         sites: buffers that natural gradients move, by name; with replicas, the first axis is theirs.
         averages: buffers that batch normalisation moves, likewise.
@@ -45,6 +46,7 @@ class Problem(ABC):
     replicas: int
     n_data: list[int]
     parameters: list[Tensor]
+    names: list[str]
     decayed: list[bool]
     sites: dict[str, Tensor]
     averages: dict[str, Tensor]
@@ -139,7 +141,8 @@ class Single(Problem):
         self.model, self.batches, self.n_samples = model, batches, n_samples
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         weights = network_weights(model)
-        self.parameters, self.decayed = list(trained.values()), [name in weights for name in trained]
+        self.names, self.parameters = [name_of(key, model) for key in trained], list(trained.values())
+        self.decayed = [name in weights for name in trained]
         self.sites, self.averages = natural_sites(model), averages(model)
         self.jitter = model.jitter.view(1)
         self.device = model.device

@@ -5,7 +5,7 @@ import itertools
 import logging
 import numbers
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +48,7 @@ def fit_many(
     batch_size: int | None = None,
     lr: float | Sequence[float] = 1e-2,
     lr_schedule: float | Schedule = 1.0,
+    lr_factors: Mapping[str, float] | None = None,
     kl_weight: float | Schedule = 1.0,
     n_samples: int | None = None,
     seed: int | Sequence[int] = 0,
@@ -82,6 +83,7 @@ def fit_many(
         batch_size: see `fit`.
         lr: learning rate, or one per model.
         lr_schedule: see `fit`.
+        lr_factors: see `fit`.
         kl_weight: see `fit`.
         n_samples: see `fit`.
         seed: seed of the order of minibatches and of starts, or one per model; model r gets `seed + r` from a number.
@@ -136,6 +138,7 @@ def fit_many(
         callback=callback,
         weight_decay=weight_decay,
         natural_rate=natural_rate,
+        lr_factors=lr_factors or {},
     )
     check_options(options, n_samples, rates)
     sources = [_source(data, batch_size, s, augment) for data, s in zip(datasets, seeds, strict=True)]
@@ -163,6 +166,7 @@ def fit_many(
                 "tolerance": tolerance,
                 "weight_decay": weight_decay,
                 "natural_rate": natural_rate,
+                "lr_factors": lr_factors,
                 "compile": compile,
                 "augment": augment,
             }

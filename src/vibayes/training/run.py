@@ -8,8 +8,8 @@ import math
 import numbers
 import time
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +68,7 @@ class Options:
     callback: Callback | None = None
     weight_decay: float = 0.0
     natural_rate: float = 0.1
+    lr_factors: Mapping[str, float] = field(default_factory=dict)
 
 
 class Saver(Protocol):
@@ -151,6 +152,7 @@ def fingerprint(
         "weight_decay": options.weight_decay,
         "natural_rate": options.natural_rate,
         "augment": None if augment is None else _words(augment),
+        **({"lr_factors": dict(options.lr_factors)} if options.lr_factors else {}),
     }
 
 
@@ -288,6 +290,17 @@ def check_options(options: Options, n_samples: int | None, rates: list[float]) -
         raise ConfigurationError(f"weight_decay must not be negative, got {options.weight_decay}.")
     if not 0 < options.natural_rate <= 1:
         raise ConfigurationError(f"natural_rate must be above 0 and at most 1, got {options.natural_rate}.")
+    factors: Any = options.lr_factors
+    if not isinstance(factors, Mapping):
+        raise ConfigurationError(
+            f'lr_factors must be factors by name, such as {{"*.kernel.*": 3.0}}, got {type(factors).__name__}.'
+        )
+    for name, factor in factors.items():
+        if isinstance(factor, bool) or not isinstance(factor, numbers.Real) or not 0 < float(factor) < math.inf:
+            raise ConfigurationError(
+                f"lr_factors[{name!r}] must be a positive number, got {factor!r}. To keep parameters as they are, use "
+                ".fix() or requires_grad_(False)."
+            )
     for rate in rates:
         if not rate > 0:
             raise ConfigurationError(f"lr must be positive, got {rate}.")

@@ -10,6 +10,7 @@ from torch.func import functional_call, vmap
 from vibayes.bound import Bound
 from vibayes.errors import ConfigurationError
 from vibayes.modes import averages
+from vibayes.parameters import name_of
 from vibayes.stages import network_weights
 from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import InMemory
@@ -57,11 +58,13 @@ class Stacked(Problem):
                     "train as one. Pass chunk=1."
                 )
         self._buffers = {name: torch.stack(tensors) for name, tensors in buffers.items()}
-        self.parameters = [p for p in self._parameters.values() if p.requires_grad]
+        learned = [name for name, p in self._parameters.items() if p.requires_grad]
+        self.names = [name_of(name, self.base) for name in learned]
+        self.parameters = [self._parameters[name] for name in learned]
         self.sites = {name: self._buffers[name] for name in natural_sites(self.base)}
         self.averages = {name: self._buffers[name] for name in averages(self.base)}
         weights = network_weights(self.base)
-        self.decayed = [name in weights for name, p in self._parameters.items() if p.requires_grad]
+        self.decayed = [name in weights for name in learned]
         self.jitter = self._buffers["jitter"]
         self._data = _padded([source.data for source in sources])
         self._full = all(source.batch_size == source.n_data for source in sources)

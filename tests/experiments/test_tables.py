@@ -75,6 +75,7 @@ def test_means_and_standard_errors_by_hand(boston: Path) -> None:
         ("test_ll", 0.10 + 2 * 0.05 + 0.0049, 0.03, "0.10", "0.04", "equal"),  # hypot(0.03, 0.04) = 0.05
         ("test_ll", 0.10 + 2 * 0.05 + 0.0051, 0.03, "0.10", "0.04", "better"),
         ("test_ll", 5.0, None, "0.10", "0.04", "open"),  # one split says nothing
+        ("accuracy_percent", 86.36, None, "86.70", "", "open"),  # nor does one against one
         ("lengthscale", 0.4152, None, "0.415", "", "equal"),
         ("lengthscale", 0.4162, None, "0.415", "", "different"),
         ("test_ll", math.nan, 0.1, "0.10", "0.04", "worse"),

@@ -79,7 +79,7 @@ def verdict(metric: str, ours: float, ours_stderr: float | None, thesis: str, th
     """Better, equal or worse.
 
     Equal means within two combined standard errors, plus half a unit of the last printed digit, by which the thesis's
-    number may be off. With one split where the thesis has a standard error nothing can be said.
+    number may be off. One split has no standard error, so it can be equal by rounding, but not better or worse.
 
     >>> verdict("test_ll", 0.10, 0.01, "0.07", "0.01", 20), verdict("test_ll", 0.15, 0.01, "0.07", "0.01", 20)
     ('equal', 'better')
@@ -96,6 +96,8 @@ def verdict(metric: str, ours: float, ours_stderr: float | None, thesis: str, th
     sign = reference.direction(metric)
     if sign == 0:
         return "different"
+    if ours_stderr is None:
+        return "open"
     return "better" if sign * difference > 0 else "worse"
 
 

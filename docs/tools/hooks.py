@@ -42,7 +42,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri != "results.md":
         return markdown
     with_results = [e for e in EXPERIMENTS.values() if (RESULTS / (e.runs_of or e.name)).is_dir()]
-    parts = [f"## {e.name}\n\n{e.title}.\n\n{_figures(RESULTS / e.name)}{_tables(e)}" for e in with_results]
+    parts = [f"## {e.name}\n\n{e.title}. {e.note}\n\n{_figures(RESULTS / e.name)}{_tables(e)}" for e in with_results]
     return markdown.replace("<!-- tables -->", "\n\n".join(parts) or "There are no results yet.")
 
 
@@ -57,10 +57,12 @@ def _tables(experiment: Experiment) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise RuntimeError(f"`vibayes bench {' '.join(words)}` failed:\n{done.stderr}")
-        text = _only_ours(done.stdout)
+        text = _only_ours(done.stdout).replace(experiment.note, "")  # which stands above
         if "| --- |" in text or not preset:
-            about = f"\n\nWith {experiment.presets[preset]}" if preset else ""
-            parts.append(f"`vibayes bench {' '.join(words)}`{about}\n\n{text}")
+            if preset:
+                parts.append(f"## {experiment.name} --preset {preset}\n\nWith {experiment.presets[preset]}")
+                text = text.partition("\nThere are results with other options too")[0]  # as said above
+            parts.append(f"`vibayes bench {' '.join(words)}`\n\n{text}")
     return "\n\n".join(parts)
 
 
@@ -84,7 +86,7 @@ def _numbers(numbers: list[dict[str, Any]]) -> str:
     columns = ["ours", "thesis"] if any(n["thesis"] is not None for n in numbers) else ["ours"]
     rows = [[n["name"], *("" if n[c] is None else f"{n[c]:.4g}" for c in columns)] for n in numbers]
     lines = [["", *columns], ["---"] * (len(columns) + 1), *rows] if rows else []
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _only_ours(text: str) -> str:

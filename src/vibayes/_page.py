@@ -58,9 +58,10 @@ def document(title: str, body: Sequence[str], style: str = "") -> str:
     )
 
 
-def grid(head: Sequence[str], lines: Sequence[str], left: int) -> str:
-    """A table that scrolls sideways where it is too wide; the first `left` columns hold text."""
-    cells = "".join(f"<th{' class=k' if i < left else ''}>{escape(h)}</th>" for i, h in enumerate(head))
+def grid(head: Sequence[str], lines: Sequence[str], left: int, *, last: bool = False) -> str:
+    """A table that scrolls sideways where it is too wide; the first `left` columns hold text, and maybe the last."""
+    text = {*range(left), *([len(head) - 1] if last else [])}
+    cells = "".join(f"<th{' class=k' if i in text else ''}>{escape(h)}</th>" for i, h in enumerate(head))
     return f'<div class="box"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 

@@ -53,6 +53,10 @@ def test_results_are_in_the_results_page(site: Path) -> None:
             assert all(f"results/{folder.name}/{picture.name}" in text for picture in folder.glob("*.png"))
             assert all((site / "results" / folder.name / picture.name).exists() for picture in folder.glob("*.png"))
     assert "vibayes bench table dkl-uci" in text
+    assert "<td>largest |f| on the plotted range, W=3</td>" in text
+    assert 'id="gi-uci-preset-minutes"' in text
+    assert "ELBO per data point on standardised targets" in text  # what the numbers' units are
+    assert text.count("the log evidence of the infinitely wide network is near -60 nats") == 1
 
 
 def test_examples_of_docstrings_are_fenced() -> None:

@@ -60,7 +60,7 @@ def test_the_figures_are_drawn_with_their_numbers(name: str, tmp_path: Path, mon
         assert all(math.isfinite(number["ours"]) for number in figure.numbers)
     tables = compare_figures(experiment, tmp_path)
     if name == "dwp-runtime":
-        rows = tables["tab_dwp_runtime"]
+        rows = tables["tab:dwp:runtime"]
         filled = [row for row in rows if row.ours is not None]
         assert len(rows) == 16
         assert {(row.printed["dataset"], row.printed["depth"]) for row in filled} == {("boston", "2")}

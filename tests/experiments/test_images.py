@@ -206,7 +206,7 @@ def test_seconds_per_epoch_stand_in_the_thesis_table(tmp_path: Path, monkeypatch
     monkeypatch.setattr(drawing, "_has_gpu", lambda: True)
     found = run_figures(experiment, tmp_path)["figures"]["epoch"]
     assert found["setup"] == {"timed_steps": 1, "batch_size": 5, "n_inducing": 6, "rows": 12, "device": "cpu"}
-    rows = compare_figures(experiment, tmp_path)["tab_gi_cifar10"]
+    rows = compare_figures(experiment, tmp_path)["tab:gi:cifar10"]
     filled = [row for row in rows if row.ours is not None]
     assert {row.printed["model"] for row in filled} == set(POSTERIORS)
     assert {row.printed["metric"] for row in filled} == {"seconds_per_epoch"}

@@ -13,6 +13,7 @@ import pytest
 from vibayes.errors import ConfigurationError
 from vibayes.experiments import catalogue, commands, reference
 from vibayes.experiments.experiment import Unit
+from vibayes.experiments.report import Section
 from vibayes.experiments.results import write_result
 from vibayes.experiments.sweep import Selection, expand
 from vibayes.experiments.tables import Row, compare, render, summarise, telling_columns, verdict
@@ -125,7 +126,7 @@ def test_other_options_do_not_count(boston: Path) -> None:
     assert row.ours is None
     text = commands.table("dkl-uci", Selection(datasets=["boston"], steps=7), out=boston)
     assert "results with other options" in text
-    assert "`no change`: boston SVGP (4 runs)" in text
+    assert "- no option: boston SVGP (4 runs)" in text
 
 
 def test_how_to_see_other_options_names_the_models_that_have_them(tmp_path: Path) -> None:
@@ -229,6 +230,12 @@ def test_intro_numbers(tmp_path: Path) -> None:
     assert found["SGPR M=2", "lengthscale"] == (None, None)
 
 
+def test_tables_of_drawn_experiments_have_the_thesis_label_and_end_with_their_note(tmp_path: Path) -> None:
+    text = commands.table("gi-toy", Selection(), out=tmp_path)
+    assert text.startswith("### tab:gi:comp-uncertainty\n")
+    assert text.endswith(f"\n\n{catalogue.get('gi-toy').note}\n")  # in which unit its bounds are taken
+
+
 @pytest.mark.parametrize("form", ["md", "csv", "json", "html"])
 def test_times_say_their_machine(tmp_path: Path, form: str) -> None:
     """Every row of a table of times, also those of files that name the hardware once."""
@@ -265,7 +272,7 @@ def test_times_say_their_machine(tmp_path: Path, form: str) -> None:
 def test_errors() -> None:
     with pytest.raises(ConfigurationError, match="Did you mean 'csv'"):
         commands.table("dkl-uci", Selection(), form="cvs")
-    with pytest.raises(ConfigurationError, match="no table for dkl-hmc"):
+    with pytest.raises(ConfigurationError, match=r"no table for dkl-hmc.*bench report dkl-hmc"):
         commands.table("dkl-hmc", Selection())
 
 
@@ -316,6 +323,19 @@ def test_experiments_without_a_table_show_their_own_numbers(tmp_path: Path) -> N
     assert json.loads(commands.table("gi-mnist500", Selection(), out=tmp_path, form="json"))[0]["thesis"] is None
     report = commands.report(["gi-mnist500"], out=tmp_path, file=tmp_path / "report.html").read_text()
     assert "fig:gi:mnist_500" in report
+    assert "the thesis's.</p>" not in report  # nothing stands below
+    assert "1 result file, " in report
+    assert "entropy_ratio" not in unit.metrics  # SVHN is no other set of MNIST's kind
+
+
+def test_a_number_of_several_tables_counts_once_in_the_report(tmp_path: Path) -> None:
+    experiment = catalogue.get("dwp-uci")
+    units = expand(experiment, Selection(datasets=["yacht"], models=["DWP"], depths="5", splits="0-1"))
+    for unit in units:
+        put(tmp_path, unit, test_ll=9.0 + unit.split)
+    tables = compare(experiment, units, tmp_path)
+    assert sum(row.verdict == "better" for rows in tables.values() for row in rows) == 3
+    assert Section(experiment, units, tables, tmp_path).verdicts == {"better": 1}
 
 
 def test_the_report_shows_presets_that_have_results(tmp_path: Path) -> None:

@@ -259,7 +259,8 @@ def table(
             raise ConfigurationError(
                 f"{experiment.name} draws figures; its table takes --format, --all and --out only."
             )
-        return render(compare_figures(experiment, out), form, everything=everything)
+        text = render(compare_figures(experiment, out), form, everything=everything)
+        return f"{text}\n{experiment.note}\n" if form == "md" and experiment.note else text
     units = [] if experiment.needs else expand(experiment, selection)
     models = None if selection.models is None else sorted({unit.model for unit in units})
     rows = compare(experiment, units, out, models)
@@ -308,8 +309,8 @@ def _other_options(experiment: Experiment, selection: Selection, units: Sequence
     lines = []
     for flags, runs in found.items():
         models = shlex.join(_model_flags(experiment, changed[flags], (unit.model for unit, _ in runs)))
-        how = " ".join(filter(None, (models, flags))) or "no change"
-        lines.append(f"`{how}`: {', '.join(title for _, title in runs)}")
+        how = " ".join(filter(None, (models, flags)))
+        lines.append(f"{f'`{how}`' if how else 'no option'}: {', '.join(title for _, title in runs)}")
     return lines
 
 

@@ -133,5 +133,5 @@ def compare_figures(experiment: Experiment, out: Path) -> dict[str, list[Row]]:
                 rows.append(Row(printed, float(ours[key]["ours"]), None, 1))
             else:
                 rows.append(summarise(printed, [float(ours[key]["ours"])]))
-        tables[name] = rows
+        tables[(rows and rows[0].printed["table"]) or name] = rows
     return tables

@@ -106,7 +106,7 @@ _MNIST = Experiment(
         "measure": {"draws": 10, "rows": 500},
         "dtype": "float32",
     },
-    metrics=_METRICS,
+    metrics=tuple(metric for metric in _METRICS if metric != "entropy_ratio"),  # of CIFAR-10 over SVHN
     note=(
         "The first 500 images, standardised with statistics of all training images; all 500 are one batch, and the "
         "inducing images. -2.30 nats is the log likelihood of uniform predictions. Chosen, as the thesis leaves it "

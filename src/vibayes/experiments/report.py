@@ -67,8 +67,13 @@ class Section:
 
     @property
     def verdicts(self) -> Counter[str]:
-        """How many numbers are better, equal, worse."""
-        return Counter(row.verdict for rows in self.tables.values() for row in rows if row.verdict)
+        """How many numbers are better, equal, worse; a number that several tables print counts once."""
+        found = {
+            tuple(row.printed.get(key, "") for key in (*KEYS, "metric")): row.verdict
+            for rows in self.tables.values()
+            for row in rows
+        }
+        return Counter(verdict for verdict in found.values() if verdict)
 
     @property
     def n_results(self) -> int:
@@ -82,7 +87,8 @@ class Section:
         note = f"With {e.presets[self.preset]}" if self.preset else e.note
         if note:
             parts.append(f'<p class="small">{escape(note)}</p>')
-        parts.append(f"<p>{_chips(self.verdicts)}</p>")
+        if self.verdicts:
+            parts.append(f"<p>{_chips(self.verdicts)}</p>")
         parts += [_table(name, rows) for name, rows in self.tables.items()]
         if self.figures is not None:
             parts.append(_figures(self.figures))
@@ -101,7 +107,8 @@ class Section:
                     if row.printed["metric"] != metric or row.quoted or key in seen:
                         continue
                     seen.add(key)
-                    label = " ".join(filter(None, map(row.printed.get, ("model", "prior", "depth"))))
+                    words = [row.printed.get(k) for k in ("model", "prior", "depth")]
+                    label = " ".join(filter(None, [*words, "augmented" * (row.printed.get("augmentation") == "yes")]))
                     points = by_dataset.setdefault(row.printed["dataset"], [])
                     if row.ours is not None and math.isfinite(row.ours):
                         points.append(svg.Dot(label, row.ours, row.ours_stderr, True))
@@ -182,8 +189,7 @@ class Section:
         found = Counter(
             (
                 str(r.get("code", {}).get("version")),
-                str(r.get("code", {}).get("commit"))[:12]
-                + ("+changes" if "+" in str(r.get("code", {}).get("commit")) else ""),
+                _commit(r.get("code", {}).get("commit")),
                 str(r.get("code", {}).get("sources")),
                 str(r.get("software", {}).get("torch")),
                 str(r.get("group", {}).get("executor")),
@@ -221,6 +227,7 @@ def page(sections: Sequence[Section], folder: Path) -> str:
         + "</tr>"
         for s in sections
     ]
+    n_files = sum(s.n_results for s in sections)
     spent = math.fsum(
         r["seconds"] / (r.get("group", {}).get("chunk") or 1)
         for s in sections
@@ -230,8 +237,8 @@ def page(sections: Sequence[Section], folder: Path) -> str:
     body = [
         "<h1>vibayes: results beside the thesis</h1>",
         f'<p class="small">vibayes {vibayes.__version__}, {time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}, from '
-        f"<code>{escape(folder.name)}</code>; {sum(s.n_results for s in sections)} result files, "
-        f"{duration(spent)} of training.</p>",
+        f"<code>{escape(folder.name)}</code>; {n_files} result file{'s' * (n_files != 1)}"
+        f"{f', {duration(spent)} of training' if spent else ''}.</p>",
         f"<p>{_chips(total)}</p>",
         '<p class="small">Equal: within two combined standard errors of the thesis\'s number and half a unit of its '
         "last printed digit. Open: one split only. A dash: no result of ours. Quoted: the thesis took the number from "
@@ -270,7 +277,8 @@ def _table(name: str, rows: Sequence[Row]) -> str:
         place.append(f"<tr>{cells}</tr>")
     if name == "text_numbers":
         name = "Numbers in the thesis's text"
-    caption = '<p class="small">Ours with its standard error and the number of splits; below it the thesis\'s.</p>'
+    beside = "; below it the thesis's" if any(row.thesis is not None for row in rows) else ""
+    caption = f'<p class="small">Ours with its standard error and the number of splits{beside}.</p>'
     head = [key.replace("_", " ") for key in keys] + metrics + (["machine"] if timed else [])
     shown = f"{caption}{grid(head, lines, len(keys))}" if lines else ""
     rest = f"<summary>{len(without)} of {len(by_line)} rows have no result of ours yet</summary>"
@@ -286,10 +294,8 @@ def _cell(row: Row | None) -> str:
     if row.printed.get("note"):
         title += f"; {row.printed['note']}"
     count = f" ({splits})" if row.n_splits else ""
-    return (
-        f'<td class="{row.verdict}" title="{escape(title)}">{escape(ours)}{count}'
-        f'<span class="t2">{escape(thesis)}</span></td>'
-    )
+    below = "" if row.thesis is None else f'<span class="t2">{escape(thesis)}</span>'
+    return f'<td class="{row.verdict}" title="{escape(title)}">{escape(ours)}{count}{below}</td>'
 
 
 def _figures(found: FigureResult) -> str:
@@ -315,9 +321,15 @@ def _figures(found: FigureResult) -> str:
     ]
     head = ("figure", "number", "ours", "thesis", "reference", "note")
     return (
-        f'<h3>Figures</h3><div class="grid figures">{"".join(parts)}</div><h3>Numbers</h3>{grid(head, numbers, 2)}'
+        '<h3>Figures</h3><p class="small">Below a figure: whether what the thesis says of it holds for ours.</p>'
+        f'<div class="grid figures">{"".join(parts)}</div><h3>Numbers</h3><p class="small">Reference: what other code '
+        f"finds for the same set-up.</p>{grid(head, numbers, 2, last=True)}"
         f'<p class="small">{escape(found.origin)}</p>'
     )
+
+
+def _commit(found: str | None) -> str:
+    return "-" if not found else found[:12] + "+changes" * ("+" in found)
 
 
 def _or_dash(value: float | None) -> str:

@@ -298,4 +298,7 @@ def require_tables(experiment: Experiment) -> None:
     """Refuse an experiment that no table of the thesis stands beside."""
     if not experiment.tables:
         figures = ", ".join(experiment.labels)
-        raise ConfigurationError(f"The thesis has no table for {experiment.name}; it stands for {figures}.")
+        raise ConfigurationError(
+            f"The thesis has no table for {experiment.name}; it stands for {figures}. Its figures and numbers are in "
+            f"the report: vibayes bench report {experiment.name}."
+        )

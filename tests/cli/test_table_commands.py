@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from vibayes.cli.app import app
@@ -20,8 +21,8 @@ from vibayes.cli.app import app
 FEW = ("--steps", "10", "--seeds", "1", "--models", "gp")
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "80", "TERM": "dumb"})
+def run(*arguments: object, columns: int = 80) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": str(columns), "TERM": "dumb"})
 
 
 def frame(n: int = 60) -> pd.DataFrame:
@@ -36,7 +37,7 @@ def frame(n: int = 60) -> pd.DataFrame:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("cli")
     frame().to_csv(folder / "t.csv", index=False)
-    return folder, run("compare", folder / "t.csv", "--target", "y", "--out", folder / "out", *FEW)
+    return folder, run("compare", folder / "t.csv", "--target", "y", "--out", folder / "out", *FEW, columns=40)
 
 
 def test_compare_names_the_report_and_what_comes_next(compared: tuple[Path, Any]) -> None:
@@ -45,7 +46,7 @@ def test_compare_names_the_report_and_what_comes_next(compared: tuple[Path, Any]
     assert str(folder / "out" / "report.html") in result.stdout.replace("\n", "")
     assert "is the one to use" in result.stdout
     assert "vibayes predict" in result.stdout
-    assert "…" not in result.stdout  # nothing is cut off on 80 columns
+    assert "…" not in result.stdout  # nothing is cut off, however narrow the terminal
     assert "60 rows; to predict y (regression) from 2 columns" in result.stderr
     assert {p.name for p in (folder / "out").iterdir()} == {"model", "predictions.csv", "report.html", "results.json"}
 
@@ -178,6 +179,7 @@ def test_predict_into_a_folder_or_on_a_device_that_is_not_there(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for options, message in (
         (("--out", tmp_path), f"{tmp_path} is a folder"),
+        (("--out", compared[0] / "t.csv" / "p.csv"), "p.csv cannot be written (File exists). Choose another"),
         (("--device", "cuda"), "no CUDA GPU is available"),
         (("--device", "foo"), "Unknown device 'foo'"),
     ):
@@ -242,6 +244,12 @@ def test_fit_uses_all_rows(compared: tuple[Path, Any], tmp_path: Path) -> None:
         ("a,y\n1,\n2,\n", "y", "is missing"),
         ("a,y\n1,2\n3,4\n", "y", "at least 10"),
         ("a,y\n1,2\n3,4\n", "price", "no column 'price'"),
+        ("a,size\n1,2\n3,4\n", "Szie", "Did you mean 'size'?"),
+        (
+            "a,y\n" + "".join(f"{i},{i if i % 8 else 'err'}\n" for i in range(400)),
+            "y",
+            "50 of its 400 entries are no numbers, such as 'err'",
+        ),
         ("b,y\n" + ",1\n,2\n" * 10, "y", "every value is missing"),
     ],
 )
@@ -294,8 +302,9 @@ def test_usage_errors_and_help(tmp_path: Path) -> None:
         for option, value in (("--seed", "-1"), ("--seed", str(2**32)), ("--steps", "0")):
             assert run(command, "t.csv", "-t", "y", option, value).exit_code == 2
     missing = run("compare", tmp_path / "none.csv", "-t", "y", "--out", tmp_path / "o")
-    assert (missing.exit_code, "There is no file" in missing.stderr) == (1, True)
+    assert (missing.exit_code, f"There is no file none.csv in {tmp_path}." in missing.stderr) == (1, True)
     frame().to_csv(tmp_path / "t.csv", index=False)
+    assert "Did you mean 't.csv'?" in run("compare", tmp_path / "t.cvs", "-t", "y", "--out", tmp_path / "o").stderr
     unknown = run("fit", tmp_path / "t.csv", "-t", "y", "--model", "deep-pg", "--out", tmp_path / "o")
     assert unknown.exit_code == 1
     assert "Did you mean 'deep-gp'?" in unknown.stderr
@@ -303,6 +312,8 @@ def test_usage_errors_and_help(tmp_path: Path) -> None:
         result = run(command, "--help")
         assert result.exit_code == 0
         assert "Example: vibayes" in result.output
+        paragraphs = get_command(app).commands[command].help.split("\n\n")  # type: ignore[attr-defined]
+        assert not any("\n" in paragraph for paragraph in paragraphs)  # so that they fill lines of any width
     assert "--install-completion" in run("--help").output
 
 

@@ -90,8 +90,15 @@ def test_refused_questions() -> None:
         learn_target(frame, ["c"]).encode(frame.assign(c=[["a"], ["b"], None]))
     with pytest.raises(DataError, match="must all be numbers"):
         learn_target(frame, ["y", "c"])
-    with pytest.raises(DataError, match="cannot be a regression"):
+    with pytest.raises(
+        DataError, match=r"cannot be a regression's\. If .* keep only the numbers in the cells; one is 'a'"
+    ):
         learn_target(frame, ["c"], "regression")
+    many = pd.DataFrame({"n": range(200), "unit": [f"{i} kWh" for i in range(200)]})
+    with pytest.raises(DataError, match="If they are numbers, give --task regression"):
+        learn_target(many, ["n"], "classification")
+    with pytest.raises(DataError, match=r"at most 100 .* numbers with a unit, keep only the numbers .* '0 kWh'"):
+        learn_target(many, ["unit"])
     with pytest.raises(ConfigurationError, match="named twice"):
         learn_target(frame, ["y", "y"])
     with pytest.raises(ConfigurationError, match="--target"):

@@ -1,5 +1,6 @@
 """The commands and how they fail: in one readable line."""
 
+from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,3 +90,7 @@ def demo(
     code = run(_console(), out, quick=quick)
     if code:
         raise typer.Exit(code)
+
+
+for _known in (*app.registered_commands, *bench.registered_commands):  # a terminal breaks lines where it ends, not we
+    _known.help = "\n\n".join(" ".join(part.split()) for part in (getdoc(_known.callback) or "").split("\n\n"))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -158,6 +159,8 @@ def show_comparison(console: Console, found: Any, files: dict[str, Path], again:
             r.family, nats(r.elbo), behind, nats(r.score("log_likelihood_standardized")), *scores,
             duration(r.trained.seconds), style="bold" if r is found.winner else None,
         )  # fmt: skip
+    wide = Measurement.get(console, console.options.update(max_width=1_000), grid).maximum
+    console.width = max(console.width, wide)  # a narrow terminal breaks lines, but no number is cut
     console.print(grid)
     console.print(found.verdict(), markup=False, highlight=False, soft_wrap=True)
     told = Text(

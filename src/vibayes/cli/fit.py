@@ -16,7 +16,7 @@ __all__ = ["fit"]
 def fit(
     table: Annotated[Path, TABLE],
     target: Annotated[list[str], TARGET],
-    model: Annotated[str, typer.Option("--model", "-m", help="The family; see below.")] = "gp",
+    model: Annotated[str, typer.Option("--model", "-m", help="The family; see above.")] = "gp",
     out: Annotated[Path, typer.Option(help="Folder for the model.")] = Path("model"),
     budget: Annotated[float, typer.Option(help="Minutes of training at most.", min=0.01)] = 5.0,
     seeds: Annotated[int, typer.Option(help="Models to train, of which the best by evidence is kept.", min=1)] = 1,

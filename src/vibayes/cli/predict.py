@@ -57,7 +57,12 @@ def predict(
     else:
         from vibayes.experiments.results import write_file
 
-        write_file(out, text)
+        try:
+            write_file(out, text)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{out} cannot be written ({error.strerror}). Choose another file with --out."
+            ) from error
         errors.print(f"{len(frame):,} predictions in {out}", markup=False, highlight=False, soft_wrap=True)
     _score(errors, loaded, read.frame)
 

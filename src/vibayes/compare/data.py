@@ -14,6 +14,7 @@ from vibayes.compare.families import Problem, rounding
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.tables import Encoder, Table, Target
 from vibayes.tables.cells import count
+from vibayes.tables.reading import did_you_mean
 from vibayes.tables.targets import learn_target
 
 __all__ = ["MAX_TEST_ROWS", "Data", "prepare"]
@@ -91,7 +92,8 @@ def prepare(
             )
     for name in ignore:
         if name not in frame.columns:
-            raise DataError(f"The table has no column {name!r} to ignore.")
+            hint = did_you_mean(name, [str(column) for column in frame.columns])
+            raise DataError(f"The table has no column {name!r} to ignore.{hint}")
     target = learn_target(frame, list(targets), task)
     y, known = target.encode(frame)
     notes = list(table.notes)

@@ -1,17 +1,18 @@
 """Reading a table: which separator, which encoding, which names, and what was decided on the way."""
 
 import csv
+import difflib
 import importlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vibayes.errors import ConfigurationError, DataError
 
-__all__ = ["MISSING", "Table", "needs_pandas", "read_table", "unique_names"]
+__all__ = ["MISSING", "Table", "did_you_mean", "needs_pandas", "read_table", "unique_names"]
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 # Cells that mean "nothing known here", beside what pandas takes as missing (empty, NA, NaN, null, None, ...).
@@ -74,7 +75,7 @@ def read_table(path: str | Path, texts: Sequence[str] = ()) -> Table:
     pandas = needs_pandas()
     path = Path(path)
     if not path.exists():
-        raise DataError(f"There is no file {path}.")
+        raise DataError(f"There is no file {path.name} in {path.absolute().parent}.{_near(path)}")
     if path.is_dir():
         raise DataError(f"{path} is a folder; give a CSV or Parquet file.")
     parquet = path.suffix.lower() in (".parquet", ".pq")
@@ -85,6 +86,24 @@ def read_table(path: str | Path, texts: Sequence[str] = ()) -> Table:
         names = ", ".join(map(str, list(table.frame.columns)[:5]))
         raise DataError(f"{path} has names of columns ({names}) but no rows under them.")
     return table
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is nearest to a typed one; nothing where none is near.
+
+    >>> did_you_mean("Pirce", ["size", "price"]), did_you_mean("y", ["size", "price"])
+    (" Did you mean 'price'?", '')
+    """
+    lowered = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(typed.lower(), lowered, n=1)
+    return f" Did you mean {lowered[close[0]]!r}?" if close else ""
+
+
+def _near(path: Path) -> str:
+    try:
+        return did_you_mean(path.name, (other.name for other in path.parent.iterdir() if other.is_file()))
+    except OSError:  # the folder is not there, or not ours to look into
+        return ""
 
 
 def _read_parquet(pandas: Any, path: Path) -> Table:

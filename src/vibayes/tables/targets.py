@@ -20,6 +20,7 @@ from vibayes.tables.cells import (
     needs_text,
     nested,
 )
+from vibayes.tables.reading import did_you_mean
 
 __all__ = ["TASKS", "Target", "learn_target"]
 
@@ -129,7 +130,8 @@ def learn_target(frame: Any, names: Sequence[str], task: str | None = None) -> T
         if name not in frame.columns:
             there = [str(column) for column in frame.columns]
             shown = ", ".join(there[:12]) + (", ..." if len(there) > 12 else "")
-            raise DataError(f"The table has no column {name!r} to predict. Its columns are: {shown}.")
+            hint = did_you_mean(name, there)
+            raise DataError(f"The table has no column {name!r} to predict.{hint} Its columns are: {shown}.")
         if int(frame[name].notna().sum()) == 0:
             raise DataError(f"Every value of the target {name!r} is missing.")
         _refuse_nested(frame, name)
@@ -143,7 +145,8 @@ def learn_target(frame: Any, names: Sequence[str], task: str | None = None) -> T
         return _classes(frame, names)
     for name, number in zip(names, numeric, strict=True):
         if not number:
-            raise DataError(f"The target {name!r} is not a column of numbers, so it cannot be a regression's.")
+            hint = _why_no_numbers(frame[name])
+            raise DataError(f"The target {name!r} is not a column of numbers, so it cannot be a regression's.{hint}")
         _refuse_constant(frame, name)
     return Target(tuple(names), "regression", note="Numbers, so this is regression.")
 
@@ -157,6 +160,17 @@ def _is_numeric(series: Any) -> bool:
         return False
     values, _ = as_numbers(series)
     return bool(np.isfinite(values).sum() >= MOSTLY * int(series.notna().sum()))
+
+
+def _why_no_numbers(series: Any) -> str:
+    """A hint at what keeps a column of text from being numbers; nothing for dates, say."""
+    odd, known = as_numbers(series)[1], int(series.notna().sum())
+    if not len(odd):
+        return ""
+    such = repr(str(odd[0]))
+    if len(odd) > known / 2:
+        return f" If they are numbers with a unit, keep only the numbers in the cells; one is {such}."
+    return f" {len(odd):,} of its {known:,} entries are no numbers, such as {such}: correct them or leave them empty."
 
 
 def _refuse_nested(frame: Any, name: str) -> None:
@@ -191,9 +205,11 @@ def _classes(frame: Any, names: Sequence[str]) -> Target:
     if many and (hint := marked_numbers(frame[name])):
         raise DataError(f"The target {name!r} cannot be used: {hint}.")
     if len(values) > MAX_CLASSES:
+        numbers = " If they are numbers, give --task regression."
+        hint = numbers if _is_numeric(frame[name]) else _why_no_numbers(frame[name])
         raise DataError(
             f"The target {name!r} has {len(values)} classes ({count(len(text), 'row')}); at most {MAX_CLASSES} are "
-            "supported. Join rare classes, or, if its values are numbers, give --task regression."
+            f"supported. Join rare ones.{hint}"
         )
     if len(values) > 2 and len(values) > 0.5 * counts.sum():
         raise DataError(

@@ -234,6 +234,18 @@ def test_tables_of_drawn_experiments_have_the_thesis_label_and_end_with_their_no
     text = commands.table("gi-toy", Selection(), out=tmp_path)
     assert text.startswith("### tab:gi:comp-uncertainty\n")
     assert text.endswith(f"\n\n{catalogue.get('gi-toy').note}\n")  # in which unit its bounds are taken
+    number = {"name": "ELBO per data point, factorised", "ours": -5.0, "thesis": -4.585, "reference": None}
+    row = {"dataset": "toy_cubic", "model": "factorised", "metric": "elbo_total"}
+    numbers = [number | {"note": "the thesis gives no unit", "row": row}]
+    figure = {"label": "fig:gi:toy", "file": None, "numbers": numbers, "statements": []}
+    (tmp_path / "gi-toy").mkdir()
+    content = {"version": "0", "commit": "c", "command": "c", "figures": {"toy": figure}}
+    (tmp_path / "gi-toy" / "gi-toy.json").write_text(json.dumps(content))
+    (found, *_) = json.loads(commands.table("gi-toy", Selection(), out=tmp_path, form="json"))
+    assert (
+        found["note"]
+        == "sum over 40 points (inferred); ours: ELBO per data point, factorised, the thesis gives no unit"
+    )
 
 
 @pytest.mark.parametrize("form", ["md", "csv", "json", "html"])

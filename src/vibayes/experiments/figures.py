@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -121,7 +121,11 @@ def compare_figures(experiment: Experiment, out: Path) -> dict[str, list[Row]]:
             if name != "text_numbers":
                 here = [n for n in placed if all(printed[column] == value for column, value in n["row"].items())]
                 machine = here[0]["machine"] if here and reference.is_time(printed["metric"]) else ""
-                rows.append(Row(printed, float(here[0]["ours"]), None, 1, machine=machine) if here else Row(printed))
+                rows.append(
+                    Row(_with_note(printed, here[0]), float(here[0]["ours"]), None, 1, machine=machine)
+                    if here
+                    else Row(printed)
+                )
                 continue
             if (
                 printed["chapter"] not in ("1", "2") or key not in _ROWS.values()
@@ -135,3 +139,10 @@ def compare_figures(experiment: Experiment, out: Path) -> dict[str, list[Row]]:
                 rows.append(summarise(printed, [float(ours[key]["ours"])]))
         tables[(rows and rows[0].printed["table"]) or name] = rows
     return tables
+
+
+def _with_note(printed: dict[str, str], number: Mapping[str, Any]) -> dict[str, str]:
+    """The thesis's row, whose note also says what ours is where it need not be the same."""
+    if not number.get("note"):
+        return printed
+    return printed | {"note": "; ".join(filter(None, (printed["note"], f"ours: {number['name']}, {number['note']}")))}

@@ -75,8 +75,9 @@ def test_inverse_wishart_layers_are_shown_and_take_no_grid_behind_them() -> None
     )
     model = vb.Model(network, vb.Gaussian(0.1), inducing=X[::3])
     assert model.layer_functions(X, 2)["0"].draws.shape == (2, 9, 3 + 9)
-    with pytest.raises(vb.ConfigurationError, match="only inner products have a meaning"):
-        model.layer_functions(X, 2, grids={"1": X})
+    for grids in ({"1": X}, {"0": X, "1": X}):
+        with pytest.raises(vb.ConfigurationError, match="only inner products have a meaning"):
+            model.layer_functions(X, 2, grids=grids)
     assert model.layer_functions(X, 2, grids={"2": X[:4]})["2"].draws.shape == (2, 4, 1)  # features proper
 
 
@@ -164,7 +165,8 @@ def test_no_grid_is_laid_through_features_that_are_known_up_to_a_rotation() -> N
         hidden, vb.GP(2, kernel=vb.SquaredExponential(2)), vb.GP(1, kernel=vb.SquaredExponential(2))
     )
     model = vb.Model(network, vb.Gaussian(0.1), inducing=torch.randn(5, 3))
-    with pytest.raises(vb.ConfigurationError, match="'1' takes imagined features"):
-        model.layer_functions(torch.randn(4, 3), 3, grids={"1": torch.eye(2)})
+    for grids in ({"1": torch.eye(2)}, {"0": torch.eye(3), "1": torch.eye(2)}):
+        with pytest.raises(vb.ConfigurationError, match="'1' takes imagined features"):
+            model.layer_functions(torch.randn(4, 3), 3, grids=grids)
     inside = model.layer_functions(torch.randn(4, 3), 3, grids={"0": torch.eye(3), "2": torch.eye(2)})
     assert inside["2"].draws.shape == (3, 2, 1)

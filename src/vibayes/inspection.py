@@ -123,7 +123,12 @@ def _watching(
         rows, draw.n_rows = taken.pop()
         # tied to the draw, so that vmap gives every draw its own even where they are all the same
         seen[name] = (rows[start:] + draw.zero, out[start:] + draw.zero)
-        return out if grid is None else out[:start]
+        if grid is None:
+            return out
+        rest = out[:start]
+        if any(out is features for features in draw.rotated):
+            draw.rotated.append(rest)
+        return rest
 
     handles = [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
     try:

@@ -66,6 +66,29 @@ def test_marginals_are_those_of_the_dense_formula(form: str, noise: float | None
     torch.testing.assert_close(prediction.aleatoric, torch.full((7, 2), 0.2))
 
 
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("noise", [None, 0.3])
+@pytest.mark.parametrize("mean", MEANS)
+def test_drawn_rows_are_those_of_the_dense_formula(mean: str, noise: float | None, joint: bool) -> None:
+    """Inducing rows from the prior, data rows given them, both with the layer's noise and mean."""
+    kernel = vb.Matern52(2, variance=1.4)
+    hidden = vb.GP(2, kernel=kernel, mean=MEANS[mean](), noise=noise, posterior=vb.FromPrior())
+    vb.Model(nn.Sequential(hidden, vb.GP(1, kernel=vb.SquaredExponential(2))), vb.Gaussian(0.2), inducing=X[:3])
+    z, x = torch.randn(3, 2), X
+    given = {"0.inducing": torch.randn(3, 2), "0.rows": torch.randn(7, 2)}
+    with torch.no_grad():
+        with Draw(n_inducing=3, joint=joint, noise=given):
+            out = hidden(torch.cat([z, x]))
+        extra = 0.0 if noise is None else noise
+        Kzz, Kxz = kernel(z) + extra * torch.eye(3), kernel(x, z)
+        u = torch.linalg.cholesky(Kzz) @ given["0.inducing"]
+        W = Kxz @ torch.linalg.inv(Kzz)  # [N, M]
+        covariance = kernel(x) + extra * torch.eye(7) - W @ Kxz.mT
+        root = torch.linalg.cholesky(covariance) if joint else covariance.diagonal().sqrt().diag()
+        expected = torch.cat([u + hidden.mean(z), W @ u + root @ given["0.rows"] + hidden.mean(x)])
+    torch.testing.assert_close(out, expected)
+
+
 def test_white_noise_of_the_layer_equals_a_white_kernel() -> None:
     torch.manual_seed(0)
     a = vb.GP(1, kernel=vb.SquaredExponential(2), noise=0.3, posterior=vb.LocalInducing(4))

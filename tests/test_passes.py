@@ -33,6 +33,25 @@ def test_joint_draws_of_images_come_a_few_at_a_time(ask: str, monkeypatch: pytes
     assert len(passes) == 4
 
 
+@pytest.mark.parametrize("ask", ["sample_functions", "layer_functions", "predict"])
+def test_joint_draws_of_deep_processes_come_a_few_at_a_time(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the first layer each draw has a covariance of all rows; one layer has one for all draws."""
+    x = torch.randn(6, 2)
+    monkeypatch.setattr(passes_module, "_JOINT_NUMBERS_PER_PASS", 3 * (6 + 2) ** 2)
+    layers = [vb.GP(1, kernel=vb.SquaredExponential(2)), vb.GP(1, kernel=vb.SquaredExponential(1))]
+    for network, expected in ((nn.Sequential(*layers), 4), (vb.GP(1, kernel=vb.SquaredExponential(2)), 1)):
+        model = vb.Model(network, vb.Gaussian(0.1), inducing=x[:2])
+        passes: list[int] = []
+        model.network.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
+        if ask == "layer_functions":
+            found = next(iter(model.layer_functions(x, 10).values())).draws[..., 0]
+        else:
+            joint = model.predict(x, 10, joint=True) if ask == "predict" else None
+            found = model.sample_functions(x, 10) if joint is None else joint.sample(10)
+        assert found.shape == (10, 6)
+        assert len(passes) == expected
+
+
 def test_draws_of_large_covariances_come_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 60, 3, 3)
     model = vb.Model(nn.Sequential(vb.Conv2d(60, 1, 3, padding=1), nn.Flatten(), vb.Linear(9, 3)), vb.Categorical(),

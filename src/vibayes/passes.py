@@ -12,6 +12,8 @@ __all__ = ["joint_draws", "predicted_at_once"]
 _ROWS_PER_PASS = 50_000
 # How many numbers the covariances of one layer's weights may take in it.
 _NUMBERS_PER_PASS = 20_000_000
+# How many those of a layer's values at rows that are drawn jointly may take.
+_JOINT_NUMBERS_PER_PASS = 100_000_000
 
 
 def predicted_at_once(
@@ -37,10 +39,14 @@ def predicted_at_once(
 def joint_draws(rows: Tensor, n_inducing: int, layers: Iterable[Layer]) -> int | None:
     """How many draws that are joint over all rows go through at once; None for all of them.
 
-    Tables are left alone: what their draws share, such as the factor of one covariance, is then made once.
+    One layer of processes is left alone: what its draws share, such as the factor of one covariance, is then made once.
+    Behind it every draw has a covariance of its own.
     """
+    layers, size = list(layers), len(rows) + n_inducing
     wide = rows[0].numel() // 100 if rows.ndim > 2 else 0
-    few = max(1, _ROWS_PER_PASS // wide // (len(rows) + n_inducing)) if wide else None
+    few = max(1, _ROWS_PER_PASS // wide // size) if wide else None
+    if sum(hasattr(layer, "kernel") for layer in layers) > 1:
+        few = _least(few, max(1, _JOINT_NUMBERS_PER_PASS // size**2))
     return _least(few, _draws_with_covariances(n_inducing, layers))
 
 

@@ -36,6 +36,12 @@ def test_draws_are_in_the_support(nu: int) -> None:
         assert not distribution.support.check(G + torch.ones(3, 3).triu(1)).any()
 
 
+def test_what_is_no_draw_is_refused_with_the_support() -> None:
+    mixture = MixtureSameFamily(Categorical(torch.ones(2)), generalized(2, (2,)), validate_args=True)
+    with pytest.raises(ValueError, match=r"within the support .*\(GramMatrices\(rank=2\)\)"):
+        mixture.log_prob(-torch.eye(3))
+
+
 def test_a_mixture_of_singular_ones_takes_its_own_draws() -> None:
     mixture = MixtureSameFamily(Categorical(torch.ones(2)), generalized(2, (2,)), validate_args=True)
     assert mixture.log_prob(mixture.sample((20,))).shape == (20,)

@@ -125,6 +125,10 @@ class GramMatrices(constraints.Constraint):
         info: Tensor = torch.linalg.cholesky_ex(value[..., : self.rank, : self.rank]).info
         return symmetric & (info == 0)
 
+    def __repr__(self) -> str:
+        """With the rank; torch drops the first letter of a constraint's class."""
+        return f"GramMatrices(rank={self.rank})"
+
 
 def values_visible(validate_args: bool | None, *tensors: Tensor) -> bool:
     """Whether checks of values are wanted and possible."""

@@ -221,6 +221,23 @@ def test_rows_of_a_local_layer_before_a_global_one_have_the_moments_of_its_poste
     torch.testing.assert_close(torch.cov(f.mT), covariance, rtol=0.0, atol=0.03)
 
 
+def test_a_projection_starts_along_the_principal_directions_of_the_rows_that_come_in() -> None:
+    x = torch.randn(40, 3) @ torch.diag(torch.tensor([0.1, 1.0, 5.0])) @ torch.randn(3, 3)
+    layers = [
+        vb.GP(d, kernel=vb.SquaredExponential(d + 1), mean=vb.LinearMean(d + 1, d), posterior=vb.LocalInducing(4))
+        for d in (2, 1)
+    ]
+    model = vb.Model(nn.Sequential(*layers), vb.Gaussian(), standardize="inputs")
+    rows: list[torch.Tensor] = []
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda _, arguments: rows.extend(arguments))
+    model.initialize(x, x[:, 0])
+    for layer, came in zip(layers, rows[-2:], strict=True):
+        expected = torch.linalg.svd(came - came.mean(0)).Vh[: layer.out_features].mT
+        signs = (expected * layer.mean.weight.value).sum(0).sign()
+        torch.testing.assert_close(layer.mean.weight.value, expected * signs)
+
+
 def test_the_last_layer_starts_at_targets_less_its_mean() -> None:
     x = torch.linspace(-3, 3, 20)[:, None]
     y = 100.0 + x[:, 0].sin()

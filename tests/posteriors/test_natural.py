@@ -153,6 +153,27 @@ def deep(seed: int, last: str = "natural") -> vb.Model:
     ).double()
 
 
+def test_targets_are_of_data_rows_alone() -> None:
+    """Inducing rows that go through a last layer with inducing inputs of its own are no data."""
+    x, y = data()
+    hidden = vb.GP(2, kernel=kernel(), mean=vb.IdentityMean(), posterior=vb.GlobalInducing())
+
+    def last() -> vb.GP:
+        posterior = vb.LocalInducing(M, form="pseudo", precision="natural", inputs=x[:M])
+        return vb.GP(1, kernel=kernel(), mean=vb.LinearMean(2, 1), posterior=posterior)
+
+    model = vb.Model(nn.Sequential(hidden, last()), vb.Gaussian(0.1), inducing=x[:5])
+    rows: list[Tensor] = []
+    model.network[1].register_forward_pre_hook(lambda _, arguments: rows.extend(arguments))
+    found = model(x, y).targets
+    alone = vb.Model(last(), vb.Gaussian(0.1))
+    alone.load_state_dict({k.replace("network.1", "network"): v for k, v in model.state_dict().items()}, strict=False)
+    expected = alone(rows[0][5:], y).targets
+    for name, target in found.items():
+        assert torch.allclose(target, expected[name.replace("network.1", "network")], rtol=1e-10), name
+    assert len(found) == len(expected) == 2
+
+
 def test_many_at_once_are_as_many_alone() -> None:
     x, y = data()
     g = torch.Generator().manual_seed(5)

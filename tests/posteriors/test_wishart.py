@@ -9,6 +9,7 @@ import vibayes as vb
 from vibayes.distributions import Wishart
 from vibayes.draw import Draw
 from vibayes.posteriors.base import Site
+from vibayes.posteriors.inverse_wishart import GramSite
 
 MIXINGS = ["plain", "A", "AB"]
 WIDTHS = [1, 2, 4, 6]  # fewer outputs than the four inducing rows, as many, and more
@@ -68,3 +69,23 @@ def test_gradients_come_through_the_draw_alone(mixing: str, width: int) -> None:
     found = torch.autograd.grad(draw.log_ratios["w"], parameters)
     for mine, other in zip(found, torch.autograd.grad(expected, parameters), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_the_scale_matrix_starts_at_the_priors(width: int) -> None:
+    """Whatever the share of its learned part is. The mean of an inverse Wishart starts at the kernel matrix."""
+    x = torch.randn(9, 2)
+    wishart = vb.GP(width, kernel=vb.SquaredExponential(2), noise=0.1, posterior=vb.GeneralizedWishart())
+    inverse = vb.InverseWishartProcess(kernel=vb.SquaredExponential(2), dof=3.0, out_features=width)
+    for layer in (wishart, inverse):
+        last = vb.GP(1, kernel=vb.SquaredExponential(width))
+        model = vb.Model(torch.nn.Sequential(layer, last), vb.Gaussian(0.3), inducing=x[:4], standardize="both")
+        model.initialize(x, x[:, 0])
+        with torch.no_grad():
+            K, V = layer.covariance(model.inducing), layer.posterior.V
+        of = 1.0 / width if layer is wishart else layer.posterior.extra.value.detach()
+        torch.testing.assert_close(V @ V.mT, of * K, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        site = GramSite("w", None, 4, K, dof=inverse.dof.value)
+        mean = inverse.posterior.distribution(site, Draw()).mean
+    torch.testing.assert_close(mean, K, rtol=1e-5, atol=1e-5)

@@ -71,6 +71,13 @@ def test_the_check_leaves_random_numbers_and_parameters_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), values, strict=True))
 
 
+def test_models_are_built_where_gradients_are_off() -> None:
+    with torch.no_grad():
+        build(Net())
+        with pytest.raises(vb.ConfigurationError, match="known only up to a rotation"):
+            build(Net(ard=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_verdict_does_not_depend_on_the_dtype_or_on_units(dtype: torch.dtype) -> None:
     before = torch.get_default_dtype()

@@ -105,6 +105,7 @@ def _check_layer(network: nn.Module, name: str, inducing: Tensor, seeds: int) ->
     )
 
 
+@torch.enable_grad()
 def _run(
     network: nn.Module, inducing: Tensor, kept: dict[str, Tensor], layer: nn.Module | None, seed: int
 ) -> tuple[dict[str, Tensor], Tensor]:

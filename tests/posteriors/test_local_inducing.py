@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import vibayes as vb
@@ -170,6 +170,25 @@ def test_pseudo_outputs_and_their_precision_start_where_told(precision: str) -> 
     else:
         found = gp.posterior.precision.value.log()
     torch.testing.assert_close(found, torch.full_like(found, 3.0))
+
+
+def test_log_precisions_start_as_in_the_thesis() -> None:
+    """At -4 in hidden layers and 0 in the last one; at 0 in all layers of GPs with inducing inputs of their own."""
+
+    def local() -> vb.LocalInducing:
+        return vb.LocalInducing(3, form="pseudo")
+
+    starts = {}
+    for name, posterior in (("local", local), ("global", vb.GlobalInducing)):
+        inducing = torch.randn(3, 2) if name == "global" else None
+        gps = [vb.GP(2, kernel=vb.SquaredExponential(2), posterior=posterior()) for _ in range(2)]
+        for kind, layers in (("GP", gps), ("weights", [vb.Linear(2, 2, posterior=posterior()) for _ in range(2)])):
+            vb.Model(nn.Sequential(*layers), vb.Gaussian(), inducing=inducing)
+            starts[name, kind] = [layer.posterior.precision.value.log().mean().item() for layer in layers]
+            scales = [layer.posterior.precision.scale for layer in layers]  # three times as fast, likewise
+            assert scales == [1.0 if (name, kind) == ("local", "GP") else 3.0] * 2
+    assert starts.pop(("local", "GP")) == pytest.approx([0.0, 0.0])
+    assert all(found == pytest.approx([-4.0, 0.0]) for found in starts.values())
 
 
 def test_a_natural_last_layer_starts_where_told() -> None:

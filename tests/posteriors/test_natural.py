@@ -130,6 +130,8 @@ def test_outliers_of_a_heavy_tail_do_not_make_it_wider_than_the_prior() -> None:
     assert not history.events
     assert float(torch.linalg.eigvalsh(model.layers["network"].posterior.sites.precision).min()) > -1e-9
     assert history.per_datapoint[-1] > history.per_datapoint[0]
+    far = model(x[:1], y[:1]).targets["network.posterior.natural.precision"]  # of a row that others do not outweigh
+    assert torch.equal(far, torch.zeros_like(far))
 
 
 def test_minibatches_average_to_the_whole() -> None:

@@ -197,6 +197,42 @@ def test_noise_in_place_of_rows_without_draws() -> None:
     assert float(model.elbo(x, y, n_samples=20).stderr) > 0.0  # every draw has a mask of its own
 
 
+class Probe(nn.Module):
+    """Notes whether rows come draw by draw."""
+
+    together = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.together = torch._C._functorch.is_batchedtensor(rows)
+        return rows
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_stands_before_noise_runs_once_for_all_draws(inplace: bool) -> None:
+    """But where noise is put in place of its rows, which then must be of a draw."""
+    x, y = torch.randn(20, 3), torch.randn(20)
+    before, after = Probe(), Probe()
+    layers = (nn.Linear(3, 5), before, nn.Dropout(0.5, inplace=inplace), after, linear(5))
+    model = vb.Model(nn.Sequential(*layers), vb.Gaussian(0.1))
+    assert float(model.elbo(x, y, n_samples=4).stderr) > 0.0
+    assert (before.together, after.together) == (inplace, True)
+    assert len(model.predict(x)) == 20
+    assert (before.together, after.together) == (False, False)  # no noise in evaluation mode
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_running_averages_in_front_of_noise(inplace: bool) -> None:
+    """They must not see the draws; where they do, as rows must be of a draw, these go one after another."""
+    x, y = torch.randn(20, 3), torch.randn(20)
+    norm = nn.BatchNorm1d(5)
+    layers = (nn.Linear(3, 5), norm, nn.Dropout(0.5, inplace=inplace), linear(5))
+    model = vb.Model(nn.Sequential(*layers), vb.Gaussian(0.1))
+    assert float(model.elbo(x, y, n_samples=4).stderr) > 0.0
+    assert int(norm.num_batches_tracked) == (4 if inplace else 1)
+    vb.fit(model, (x, y), steps=2, n_samples=4, progress=False)
+    assert torch.isfinite(model.predict(x).mean).all()
+
+
 class Recurrent(nn.Module):
     """Rows as sequences of pairs, with a Bayesian layer before a recurrent one or not."""
 
@@ -232,6 +268,30 @@ def test_draws_go_through_recurrent_layers_one_after_another(before: bool, packe
         torch.testing.assert_close(together.log_likelihood[s], alone.log_likelihood[0])
     assert model.sample_functions(x, 3).shape == (3, 8)
     assert model.predict(x, n_samples=5).n_draws == 5
+
+
+class Cells(nn.Module):
+    """A recurrent module of torch's, called by its argument's name, then noise."""
+
+    def __init__(self, kind: type[nn.Module], noise: nn.Module, *, before: bool) -> None:
+        super().__init__()
+        self.first = vb.Linear(3, 2, posterior=vb.MeanField()) if before else nn.Linear(3, 2)
+        self.middle, self.noise, self.last = kind(2, 4), noise, linear(4)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        states = self.middle(input=self.first(rows))
+        return self.last(self.noise(states[0] if isinstance(states, tuple) else states))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.RNN, nn.LSTMCell, nn.GRUCell])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_recurrent_modules_in_front_of_noise(kind: type[nn.Module], before: bool, inplace: bool) -> None:
+    x, y = torch.randn(8, 3), torch.randn(8)
+    model = vb.Model(Cells(kind, nn.Dropout(0.5, inplace=inplace), before=before), vb.Gaussian(0.1))
+    assert model._survey.recurrent == (before or inplace)
+    vb.fit(model, (x, y), steps=2, n_samples=3, progress=False)
+    assert model.predict(x, n_samples=5).mean.shape == (8,)
 
 
 def test_batch_norm_of_inducing_rows_serves_networks_whose_layers_need_none() -> None:

@@ -180,8 +180,8 @@ class Model(TrainableModel):
         rows = x if self.inducing is None else torch.cat([self.inducing, x])
         if around.in_place and self.inducing is None:
             rows = x.clone()
-        if self.network.training in around.noisy:
-            rows = rows + draw.zero  # noise that is put in place, as by Dropout(inplace=True), needs rows of the draw
+        if self.network.training in around.tied:
+            rows = rows + draw.zero
         draw.n_rows = len(rows)
         with draw:
             out = self.network(rows)

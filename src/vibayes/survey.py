@@ -20,6 +20,8 @@ __all__ = ["Survey", "ends", "guess", "likely_rows", "survey"]
 
 # Pixels down and across of the images that are tried, those of the usual data sets among them.
 _SIZES = (8, 28, 32, 64, 224)
+# What `vmap` cannot batch.
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 _lock = threading.RLock()  # a survey puts hooks on modules that threads share
 
@@ -34,8 +36,9 @@ class Survey:
         in_place: whether the network changes the rows that it is given.
         seen: whether data or inducing rows went through, or this is a guess.
         noisy: the modes, `training` or not, in which it draws random numbers of its own, as Dropout does.
+        tied: those of these modes in which rows must be of a draw from the start, as for noise that is put in place.
         noisy_averages: whether running averages may be taken of rows with such numbers in them.
-        recurrent: whether rows that differ between draws reach an LSTM, GRU or RNN of torch, which `vmap` cannot batch.
+        recurrent: whether rows that differ between draws reach an LSTM, GRU or RNN of torch, or a cell of one.
     """
 
     output: str | None = None
@@ -43,6 +46,7 @@ class Survey:
     in_place: bool = False
     seen: bool = False
     noisy: tuple[bool, ...] = ()
+    tied: tuple[bool, ...] = ()
     noisy_averages: bool = False
     recurrent: bool = False
 
@@ -106,9 +110,9 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
     like = next((t for group in (network.parameters(), network.buffers()) for t in group), rows)
     rows = rows.detach()[[0, -1]].to(like.device, like.dtype if like.is_floating_point() else rows.dtype, copy=True)
     with _lock, torch.random.fork_rng(devices=[rows.device] if rows.is_cuda else []):
+        kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
         with evaluating(network):
             calm = _one_pass(network, layers, rows)
-        kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
         with training(network):
             now = _one_pass(network, layers, rows)
         with torch.no_grad():
@@ -124,6 +128,7 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
         calm.in_place or now.in_place,
         seen=True,
         noisy=(*calm.noisy, *now.noisy),
+        tied=(*calm.tied, *now.tied),
         noisy_averages=now.noisy_averages,
         recurrent=calm.recurrent or now.recurrent,
     )
@@ -134,7 +139,8 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
     names = {id(layer): name for name, layer in layers.items()}
     values: dict[str, Tensor] = {}
     averaged: list[str] = []
-    recurrent: list[str] = []
+    averages: list[bool] = []
+    recurrent: list[bool] = []
 
     def placeholder(layer: Layer, rows: Tensor) -> Tensor:
         # the same in every draw; of a prior that is drawn, such values see nothing
@@ -155,20 +161,44 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
             return not torch.equal(state, _generator_state(rows))
 
         try:
-            with _noting(network, averaged, recurrent, drawn) as noisy, draw:
+            with _noting(network, averaged, averages, recurrent, drawn), draw:
                 out = network(rows)
         except Exception:
             return None
+        noisy = drawn()
+        tied = noisy and not _share_rows(network, rows)
         whole = (n for n, made in values.items() if made is out and made._version == 0 and not layers[n]._forward_hooks)
         return Survey(
             next(whole, None),
             tuple(averaged),
             rows._version != before,
             seen=True,
-            noisy=(network.training,) if drawn() else (),
-            noisy_averages=bool(noisy),
-            recurrent=bool(recurrent),
+            noisy=(network.training,) if noisy else (),
+            tied=(network.training,) if tied else (),
+            noisy_averages=any(averages) or (tied and bool(averages)),
+            recurrent=any(recurrent) or (tied and bool(recurrent)),
         )
+
+
+def _share_rows(network: nn.Module, rows: Tensor) -> bool:
+    """Whether every draw can have random numbers of its own where all have the same rows, which saves much work."""
+
+    def one(zero: Tensor) -> Tensor:
+        def placeholder(layer: Layer, rows: Tensor) -> Tensor:
+            like = 0.0 * rows.sum() if layer.posterior.deterministic else zero
+            return rows.new_zeros(len(rows), *layer.value_shape(rows)) + like
+
+        draw = Draw(n_inducing=1, dry=True, placeholder=placeholder)
+        draw.n_rows = len(rows)
+        with draw:
+            out: Tensor = network(rows.clone())
+        return out
+
+    try:
+        torch.func.vmap(one, randomness="different")(rows.new_zeros(2))
+    except Exception:
+        return False
+    return True
 
 
 def _generator_state(rows: Tensor) -> Tensor:
@@ -178,33 +208,44 @@ def _generator_state(rows: Tensor) -> Tensor:
 
 @contextmanager
 def _noting(
-    network: nn.Module, averaged: list[str], recurrent: list[str], drawn: Callable[[], bool]
-) -> Iterator[list[str]]:
-    """Note the modules with running averages, and recurrent ones, that NaN or numbers that were drawn reach."""
-    noisy: list[str] = []
+    network: nn.Module,
+    averaged: list[str],
+    averages: list[bool],
+    recurrent: list[bool],
+    drawn: Callable[[], bool],
+) -> Iterator[None]:
+    """Note the modules with statistics that NaN reaches, and what comes to averages and to recurrent modules.
+
+    Args:
+        network: the network.
+        averaged: gets the names of the former.
+        averages: gets, whenever running averages are taken, whether random numbers were drawn before.
+        recurrent: gets, whenever a recurrent module runs, whether NaN reaches it or random numbers were drawn before.
+        drawn: whether they were.
+    """
 
     def note(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
-        def look(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            differs = bool(arguments[0].data.isnan().any())  # `data` of packed sequences, too
-            if isinstance(module, nn.RNNBase):
-                if differs or drawn():
-                    recurrent.append(name)
+        def look(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            rows = next(iter((*arguments, *keywords.values())))
+            differs = bool(rows.data.isnan().any())  # `data` of packed sequences, too
+            if isinstance(module, _RECURRENT):
+                recurrent.append(differs or drawn())
                 return
             if differs:
                 averaged.append(name)
-            if module.training and module.running_mean is not None and drawn():
-                noisy.append(name)
+            if module.training and module.running_mean is not None:
+                averages.append(drawn())
 
-        return module.register_forward_pre_hook(look)
+        return module.register_forward_pre_hook(look, with_kwargs=True)
 
     handles = [
         note(name, module)
         for name, module in network.named_modules()
-        if isinstance(module, _BatchNorm | nn.RNNBase)
+        if isinstance(module, (_BatchNorm, *_RECURRENT))
         or (isinstance(module, _NormBase) and module.running_mean is not None)
     ]
     try:
-        yield noisy
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -1,6 +1,7 @@
 """`fit_many`: identity 17, padding, minibatches, roll-back of single replicas."""
 
 import copy
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping
@@ -324,6 +325,64 @@ def test_functions_that_differ_are_refused(other: Callable[[Tensor], Tensor]) ->
         vb.fit_many([first, second], sets, steps=1, progress=False)
     alike = [vb.Model(_Activated(lambda x: x.tanh()), vb.Gaussian()) for _ in range(2)]
     vb.fit_many(alike, sets, steps=1, progress=False)
+
+
+@dataclasses.dataclass
+class _Twice:
+    """A function that holds another."""
+
+    inner: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.inner(self.inner(x))
+
+
+def _times(factor: object) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * factor
+
+
+def _power(n: int) -> Callable[[Tensor], Tensor]:
+    def power(x: Tensor, m: int = n) -> Tensor:
+        return x if m == 0 else x * power(x, m - 1)  # which is in its own closure
+
+    return power
+
+
+def _scaled(scales: list[float]) -> Callable[[Tensor], Tensor]:
+    return functools.partial(lambda held, x: held[0] * x, scales)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: 2.0 * x, lambda x: 3.0 * x),
+        (lambda x: (lambda z: 2.0 * z)(x), lambda x: (lambda z: 3.0 * z)(x)),
+        (_times(2.0), _times(3.0)),
+        (_times(torch.tensor([2.0])), _times(torch.tensor([3.0]))),
+        (_times(torch.tensor(2.0)), _times(torch.tensor(3.0, dtype=torch.bfloat16))),
+        (_times(np.array([2.0])), _times(np.array([3.0]))),
+        (_power(2), _power(3)),
+        (_scaled([2.0]), _scaled([3.0])),
+        (_Twice(_times(2.0)), _Twice(_times(3.0))),
+        (torch.tensor([2.0]).mul, torch.tensor([3.0]).mul),
+    ],
+)
+def test_functions_that_differ_in_what_they_hold_are_refused(one: object, other: object) -> None:
+    """The second model was trained with the function of the first."""
+    sets = [data(0), data(1)]
+    models = [vb.Model(_Activated(f), vb.Gaussian()) for f in (one, other)]  # type: ignore[arg-type]
+    with pytest.raises(vb.ConfigurationError, match="Model 1 differs from model 0 in 'network'"):
+        vb.fit_many(models, sets, steps=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: _times(torch.ones(1)), lambda: _Twice(lambda x: 2.0 * x), lambda: _power(2), lambda: _scaled([2.0])],
+)
+def test_functions_that_are_made_alike_are_taken(make: Callable[[], Callable[[Tensor], Tensor]]) -> None:
+    """Where they are in memory says nothing."""
+    models = [vb.Model(_Activated(make()), vb.Gaussian()) for _ in range(2)]
+    vb.fit_many(models, [data(0), data(1)], steps=1, progress=False)
 
 
 def test_rows_that_fill_up_do_not_enter_batch_normalisation() -> None:

@@ -10,9 +10,12 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 from torch.distributions.utils import lazy_property
@@ -190,28 +193,57 @@ def structure(model: nn.Module, *, own: bool = True) -> dict[str, Any]:
 _NO_SETTINGS = ("training", "row_shape")
 
 
-def _setting(value: Any, *, code: bool) -> Any:
+def _setting(value: Any, *, code: bool, within: tuple[Any, ...] = ()) -> Any:
     """An attribute in a form that can be compared and printed; None where it is no setting.
 
     Args:
         value: the attribute.
-        code: whether functions count, and objects made of settings but for our own; a checkpoint does not tell of them.
+        code: whether functions count, and what is made of settings but for our own; a checkpoint does not tell of them.
+        within: what it is a part of.
     """
     if _is_plain(value):
         return value
     if isinstance(value, Distribution):
         return _numbers_of(value)
-    own = type(value).__module__.partition(".")[0] == "vibayes"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and (code or own):
+    is_data = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if is_data and type(value).__module__.partition(".")[0] == "vibayes":
         return str(value)
-    if not code or isinstance(value, type):
+    if not code or any(value is whole for whole in within):
         return None
+
+    def inside(part: Any) -> Any:
+        return _setting(part, code=True, within=(*within, value))
+
+    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
+        return tuple(value.shape), str(value.dtype), zlib.crc32(_bytes(value))
+    if isinstance(value, list | tuple):
+        return [inside(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): inside(part) for key, part in value.items()}
+    if is_data:
+        return type(value).__name__, {
+            part.name: inside(getattr(value, part.name)) for part in dataclasses.fields(value)
+        }
     if isinstance(value, functools.partial):
-        return (_setting(value.func, code=True), str(value.args), str(value.keywords))
+        return [inside(part) for part in (value.func, value.args, value.keywords)]
     if inspect.isroutine(value):
+        kept = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+        given = [getattr(value, name, None) for name in ("__defaults__", "__kwdefaults__", "__self__")]
         body = getattr(value, "__code__", None)  # lambdas of one place have one name
-        return _words(value) + ("" if body is None else f" {zlib.crc32(body.co_code + repr(body.co_names).encode())}")
+        return _words(value), 0 if body is None else zlib.crc32(_steps(body).encode()), inside(kept), inside(given)
     return None
+
+
+def _bytes(value: Tensor | NDArray[Any]) -> bytes:
+    if isinstance(value, Tensor):
+        value = value.detach().to_dense().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return value.tobytes()
+
+
+def _steps(body: CodeType) -> str:
+    """What a function does, but for what it keeps from where it was made."""
+    constants = [_steps(part) if isinstance(part, CodeType) else repr(part) for part in body.co_consts]
+    return f"{body.co_code!r} {body.co_names} {constants}"
 
 
 def _numbers_of(prior: Distribution | Transform) -> tuple[str, dict[str, Any]]:

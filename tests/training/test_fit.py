@@ -650,6 +650,22 @@ def test_compiled_steps_draw_what_eager_ones_draw(caplog: pytest.LogCaptureFixtu
     assert "without it" not in caplog.text
 
 
+@pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler")
+def test_compiled_steps_take_the_shorter_batch_at_the_end_of_an_epoch(caplog: pytest.LogCaptureFixture) -> None:
+    """Code for all sizes, which the compiler tries at the second one, cannot be made of this model."""
+    x = torch.linspace(-2.0, 2.0, 7)[:, None]
+    loader = DataLoader(TensorDataset(x, x[:, 0].sin()), 4)
+
+    def train(compile: bool) -> list[float]:
+        torch.manual_seed(0)
+        layers = (nn.Linear(1, 3), nn.Dropout(0.5), vb.Linear(3, 1, posterior=vb.MeanField()))
+        model = vb.Model(nn.Sequential(*layers), vb.Gaussian(0.1))
+        return vb.fit(model, loader, steps=4, n_samples=2, log_every=1, compile=compile, progress=False).elbo
+
+    assert train(True) == pytest.approx(train(False), rel=1e-9)
+    assert "without it" not in caplog.text
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_training_goes_on_where_the_compiler_fails(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -105,6 +105,7 @@ class AdamRun:
             keep_freed_memory()
         self._bound = Compiled(problem.bound, device, self._keep) if options.compile else problem.bound
         self._update = Compiled(self.optimizer.step, device) if options.compile else self.optimizer.step
+        self._shares: set[float] = set()  # of the batches there were: one for each of their sizes
         self._one_step = Step(problem, options)
 
     @property
@@ -147,7 +148,8 @@ class AdamRun:
         if self.problem.sites:
             self._put("natural_rates", [self._natural_rate(r) for r in range(self.problem.replicas)])
         self._put("kl_weight", scheduled("kl_weight", self.options.kl_weight, self.step))
-        compiling = isinstance(self._bound, Compiled) and self._bound.calls == 0
+        compiling = isinstance(self._bound, Compiled) and self.problem.share not in self._shares
+        self._shares.add(self.problem.share)
         with quiet_compiler() if compiling else nullcontext():
             self._one_step(self._compute)
         self.step += 1

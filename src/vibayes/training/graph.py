@@ -27,7 +27,9 @@ P = ParamSpec("P")
 class Compiled(Generic[P, T]):
     """The function through `torch.compile`, or as it is where that fails; the reason is logged once.
 
-    On a CPU torch's own normals are several times faster than the compiler's, and are those of the eager function.
+    On a CPU torch's own normals are several times faster than the compiler's, and are those of the eager function. Each
+    size of a batch (the last of a loader's epoch may be shorter) is compiled on its own: code for all sizes cannot be
+    made of much that models do.
 
     Args:
         function: what to compile.
@@ -42,7 +44,7 @@ class Compiled(Generic[P, T]):
         options: dict[str, Any] | None = {"fallback_random": True} if device.type == "cpu" else None
         self.function, self.keep = function, keep
         with quiet_compiler():
-            self.chosen: Callable[P, T] = torch.compile(function, options=options)
+            self.chosen: Callable[P, T] = torch.compile(function, options=options, dynamic=False)
         self.calls = 0
         self._put_back: Callable[[], None] | None = None
 

@@ -9,7 +9,9 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ from torch import Tensor
 
 from vibayes import cuda_kernels
 from vibayes.gamma import NOISE_PER_GAMMA, _marsaglia_tsang
+from vibayes.training.graph import Step
 
 COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 HERE = Path(__file__).parent
+MAKE_KERNEL = cuda_kernels._kernel
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +68,31 @@ def _emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return launch
 
     monkeypatch.setattr(cuda_kernels, "_kernel", kernel)
+
+
+def test_kernels_run_on_the_gpu_that_their_tensors_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which need not be the current one, to whose stream torch gives a kernel."""
+    entered: list[torch.device] = []
+    seen: list[torch.device | None] = []
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.pop()
+
+    def compiled(source: str, name: str) -> Callable[..., None]:
+        return lambda *_, **__: seen.append(entered[-1] if entered else None)
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", compiled, raising=False)
+    place = torch.device("cuda:1")
+    launch = MAKE_KERNEL.__wrapped__("gamma", "gamma_draws", torch.float64, place, 0, PROPOSALS=8)
+    launch((1, 1, 1), (128, 1, 1), ())
+    problem = types.SimpleNamespace(device=place, can_be_captured=False)
+    step = Step(problem, types.SimpleNamespace(graph=None, world_size=1))  # type: ignore[arg-type]
+    step(lambda: seen.append(entered[-1] if entered else None))
+    assert seen == [place, place]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

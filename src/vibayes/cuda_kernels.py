@@ -190,4 +190,9 @@ def _kernel(file: str, name: str, dtype: torch.dtype, device: torch.device, shar
         kernel: Any = torch.cuda._compile_kernel(head + _source(file), name)
         if shared:
             kernel.set_shared_memory_config(shared)
-    return kernel
+
+    def launch(*given: Any, **options: Any) -> None:
+        with torch.cuda.device(device):  # it goes to a stream of the current GPU, which may be another
+            kernel(*given, **options)
+
+    return launch

@@ -92,6 +92,7 @@ class Step:
             logger.warning(
                 "A CUDA graph was asked for but steps run eagerly: it needs a CUDA device and data in memory."
             )
+        self.device = problem.device
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -102,6 +103,12 @@ class Step:
 
     def __call__(self, function: Callable[[], None]) -> None:
         """Run the step once, the same function every time."""
+        if self.device.type != "cuda":
+            return function()
+        with torch.cuda.device(self.device):  # streams and captures are those of the current GPU
+            self._run(function)
+
+    def _run(self, function: Callable[[], None]) -> None:
         if self.capture and self.graph is None and self.calls == _WARM_UP:
             self.graph = self._captured(function)
         if self.graph is not None:
@@ -119,9 +126,12 @@ class Step:
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
+        usual, stream = torch.cuda.graph.default_capture_stream, None
+        if usual is not None and usual.device.index != torch.cuda.current_device():  # something was captured elsewhere
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         try:
             torch.cuda.synchronize()
-            with _no_garbage_collection(), torch.cuda.graph(graph):
+            with _no_garbage_collection(), torch.cuda.graph(graph, stream=stream):
                 function()
         except RuntimeError as error:
             self.capture = False

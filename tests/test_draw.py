@@ -22,7 +22,7 @@ def test_noise_is_fresh_or_prepared_and_asked_for_once() -> None:
     draw.randn("a.inducing", 1, like=LIKE)
     with pytest.raises(vb.ConfigurationError, match="Layer 'a' was used twice"):
         draw.randn("a.inducing", 1, like=LIKE)
-    prepared = torch.randn(3, 2)
+    prepared = torch.randn(3, 2, dtype=LIKE.dtype)
     assert Draw(noise={"a": prepared}).randn("a", 3, 2, like=LIKE) is prepared
     assert draw.randn("c", 2, like=LIKE.float()).dtype == torch.float32
 

@@ -106,7 +106,13 @@ class Draw:
                     f"noise must hold {site!r}, of shape {list(shape)} behind the axes of draws; it holds "
                     f"{', '.join(map(repr, self._noise)) or 'nothing'}."
                 )
-            return self._noise[site]
+            given = self._noise[site]
+            if given.shape != shape or given.dtype != like.dtype:
+                raise ShapeError(
+                    f"noise of {site!r} must be of shape {list(shape)} behind the axes of draws, and {like.dtype}; got "
+                    f"{list(given.shape)} and {given.dtype}."
+                )
+            return given
         if self.dry:
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
         if self.coarse and like.dtype == torch.float64 and like.device.type == "cpu":
@@ -218,7 +224,7 @@ def each_draw(
         at_once: how many draws go together at most, to bound memory.
     """
     for site, given in (noise or {}).items():
-        if given.ndim == 0 or len(given) < len(zeros):
+        if given.ndim == 0 or len(given) < len(zeros) or len(given) > len(zeros) > 1:
             raise ShapeError(
                 f"noise of {site!r} must have an axis of {len(zeros)} draws in front; got shape {list(given.shape)}."
             )

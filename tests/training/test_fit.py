@@ -742,6 +742,14 @@ def test_noise_that_is_not_that_of_the_draws_is_named() -> None:
         vb.ConfigurationError, match=r"noise must hold 'network\.inducing', of shape .* it holds nothing"
     ):
         vb.fit_many([model], [(x, x[:, 0])], steps=2, n_samples=2, noise=lambda _: {}, progress=False)
-    few = {"network.inducing": torch.zeros(1, 1, 3, 1)}
-    with pytest.raises(vb.ShapeError, match=r"'network\.inducing' must have an axis of 2 draws"):
-        vb.fit_many([model], [(x, x[:, 0])], steps=2, n_samples=2, noise=lambda _: few, progress=False)
+    for draws in (1, 3):
+        few = {"network.inducing": torch.zeros(1, draws, 3, 1)}
+        with pytest.raises(vb.ShapeError, match=r"'network\.inducing' must have an axis of 2 draws"):
+            vb.fit_many([model], [(x, x[:, 0])], steps=2, n_samples=2, noise=lambda _, few=few: few, progress=False)
+    for other in (torch.zeros(2, 1, 1), torch.zeros(2, 3), torch.zeros(2, 3, 1, dtype=torch.float32)):
+        with pytest.raises(
+            vb.ShapeError, match=r"'network\.inducing' must be of shape \[3, 1\] behind .* torch.float64"
+        ):
+            vb.fit(model, (x, x[:, 0]), steps=2, n_samples=2, noise=lambda _, n=other: {"network.inducing": n})
+    right = {"network.inducing": torch.zeros(2, 3, 1)}
+    vb.fit(model, (x, x[:, 0]), steps=2, n_samples=2, noise=lambda _: right, progress=False)

@@ -1,7 +1,9 @@
 """What models find out about a network: its last layer, averages behind Bayesian layers, changes in place."""
 
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 
 import vibayes as vb
 from vibayes.errors import ConfigurationError, ShapeError
-from vibayes.survey import survey
+from vibayes.survey import Survey, survey
 
 
 class Custom(nn.Module):
@@ -379,6 +381,31 @@ def test_predictions_from_threads_agree() -> None:
         assert model.network.training
         for prediction in found:
             torch.testing.assert_close(prediction.mean, model.predict(x).mean)
+
+
+def test_threads_that_come_together_leave_the_survey_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one would run modules in training mode while the first thread predicts."""
+    model = vb.Model(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), linear(4)), vb.Gaussian(0.1)).eval()
+    x, surveys, came, meet = torch.randn(5, 3), [], threading.Event(), model._meet
+
+    def second() -> vb.Prediction:
+        monkeypatch.setattr(model, "_meet", lambda rows: (came.set(), meet(rows)))
+        return model.predict(x)
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def watched(*given: Any) -> Survey | None:
+            surveys.append(given)
+            if len(surveys) == 1:
+                later.append(pool.submit(second))
+                came.wait()
+            return survey(*given)
+
+        later: list[Any] = []
+        monkeypatch.setattr("vibayes.model.survey", watched)
+        first = model.predict(x)
+        assert torch.equal(later[0].result().mean, first.mean)
+    assert len(surveys) == 1
 
 
 def test_a_model_saved_before_there_were_surveys_knows_its_last_layer() -> None:

@@ -29,7 +29,7 @@ from vibayes.starts import (
     nearest_rows,
     some_rows,
 )
-from vibayes.survey import Survey, ends, guess, survey
+from vibayes.survey import Survey, ends, guess, survey, surveying
 from vibayes.trainable import Batch, TrainableModel
 
 __all__ = ["Model"]
@@ -160,8 +160,11 @@ class Model(TrainableModel):
 
     def _meet(self, rows: Tensor) -> None:
         """See by the first rows what the network does around its layers, where no inducing inputs have shown it."""
-        if not self._around.seen:
-            self._survey = survey(self.network, self.layers, rows) or self._around
+        if self._around.seen:
+            return
+        with surveying:  # once, of threads that come together: it runs modules in training mode
+            if not self._around.seen:
+                self._survey = survey(self.network, self.layers, rows) or self._around
 
     @property
     def _around(self) -> Survey:

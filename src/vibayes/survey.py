@@ -16,14 +16,14 @@ from vibayes.errors import ConfigurationError
 from vibayes.layers.base import Layer
 from vibayes.modes import evaluating, training
 
-__all__ = ["Survey", "ends", "guess", "likely_rows", "survey"]
+__all__ = ["Survey", "ends", "guess", "likely_rows", "survey", "surveying"]
 
 # Pixels down and across of the images that are tried, those of the usual data sets among them.
 _SIZES = (8, 28, 32, 64, 224)
 # What `vmap` cannot batch.
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
-_lock = threading.RLock()  # a survey puts hooks on modules that threads share
+surveying = threading.RLock()  # a survey puts hooks on modules that threads share, and changes their modes
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
     """
     like = next((t for group in (network.parameters(), network.buffers()) for t in group), rows)
     rows = rows.detach()[[0, -1]].to(like.device, like.dtype if like.is_floating_point() else rows.dtype, copy=True)
-    with _lock, torch.random.fork_rng(devices=[rows.device] if rows.is_cuda else []):
+    with surveying, torch.random.fork_rng(devices=[rows.device] if rows.is_cuda else []):
         kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
         with evaluating(network):
             calm = _one_pass(network, layers, rows)

@@ -3,8 +3,9 @@
 import warnings
 
 import pytest
+import torch
 
-from vibayes.compiler import can_compile, quiet_compiler
+from vibayes.compiler import can_compile, compiler_options, quiet_compiler
 
 
 def warn(module: str, category: type[Warning]) -> None:
@@ -28,3 +29,8 @@ def test_a_compiler_is_one_that_is_on_the_path(monkeypatch: pytest.MonkeyPatch) 
     assert not can_compile()
     monkeypatch.setenv("CXX", "mine")
     assert can_compile()
+
+
+def test_the_compiler_is_told_of_cpus_only() -> None:
+    assert compiler_options(torch.device("cuda")) is None
+    assert compiler_options(torch.device("cpu")) == {"fallback_random": True}  # of the version that is pinned

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from vibayes.compiler import can_compile, quiet_compiler
+from vibayes.compiler import can_compile, compiler_options, quiet_compiler
 from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.mcmc.parts import Priors, parts_of
@@ -135,7 +135,7 @@ class Target:
             return _where_finite(value, gradient, likelihood)
 
         compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = torch.compile(
-            make_fx(evaluate)(theta, power), dynamic=False
+            make_fx(evaluate)(theta, power), dynamic=False, options=compiler_options(theta.device)
         )
         return compiled
 

@@ -4,11 +4,11 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
-from vibayes.compiler import quiet_compiler
+from vibayes.compiler import compiler_options, quiet_compiler
 from vibayes.training.problem import Problem
 from vibayes.training.run import Options
 
@@ -41,10 +41,9 @@ class Compiled(Generic[P, T]):
     def __init__(
         self, function: Callable[P, T], device: torch.device, keep: Callable[[], Callable[[], None]] | None = None
     ) -> None:
-        options: dict[str, Any] | None = {"fallback_random": True} if device.type == "cpu" else None
         self.function, self.keep = function, keep
         with quiet_compiler():
-            self.chosen: Callable[P, T] = torch.compile(function, options=options, dynamic=False)
+            self.chosen: Callable[P, T] = torch.compile(function, options=compiler_options(device), dynamic=False)
         self.calls = 0
         self._put_back: Callable[[], None] | None = None
 

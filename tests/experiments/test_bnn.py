@@ -128,4 +128,22 @@ def test_the_linear_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: object) ->
     numbers = {n["name"]: n["ours"] for n in found["figures"]["width_50"]["numbers"]}
     assert len(numbers) == 1 + 2 * len(FAMILIES)
     assert all(value < numbers["evidence per data point"] + 0.005 for value in numbers.values())
-    assert (tmp_path / "width_50.png").exists()
+    assert bnn_linear.DRAWING.draw(tmp_path) == [tmp_path / "width_50.png"]
+
+
+def test_linear_families_that_agree_are_all_seen() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.colors import to_rgb
+
+    flat, depths = torch.full((4,), -0.29), torch.tensor([1, 2, 4, 8])
+    arrays = {**dict.fromkeys(FAMILIES, flat), "hidden layers": depths, "evidence": torch.tensor(-0.28)}
+    figure = bnn_linear._paint(50, arrays)
+    figure.canvas.draw()
+    box = figure.axes[0].get_window_extent().transformed(figure.transFigure.inverted())
+    pixels = torch.frombuffer(bytearray(figure.canvas.buffer_rgba()), dtype=torch.uint8)
+    width, height = figure.canvas.get_width_height()
+    image = pixels.reshape(height, width, 4)[..., :3]
+    inside = image[:, : int(box.x1 * width)].reshape(-1, 3)  # without the legend
+    for family in ("global inducing", "fac->gi", "rand->gi"):
+        colour = (255 * torch.tensor(to_rgb(bnn_linear._LOOKS[family]["color"]))).round().to(torch.uint8)
+        assert int((inside == colour).all(1).sum()) > 100

@@ -1,13 +1,14 @@
 """Deep linear networks by depth and width (thesis, Sec. "Depth-dependence in deep linear networks")."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from vibayes import datasets, plotting
-from vibayes._figures import label_axes, new_figure
+from vibayes._figures import COLOURS, label_axes, new_figure
 from vibayes.datasets.toys import deep_linear_log_evidence
 from vibayes.experiments.bnn_models import FAMILIES, bnn_model, bnn_network
 from vibayes.experiments.drawing import Drawing
@@ -26,7 +27,14 @@ STEPS = 10_000
 N_INDUCING = 10
 N_DRAWS = 200
 _SHOWN = 1.5  # nats below the evidence that the figure shows
-_COLOURS = dict(zip(FAMILIES, ("blue", "green", "orange", "purple", "sky"), strict=True))
+# Families whose lines lie on one another take turns along them, and their markers are rings around one another.
+_LOOKS: dict[str, dict[str, Any]] = {
+    "factorised": {"color": COLOURS["blue"], "markersize": 4},
+    "local inducing": {"color": COLOURS["green"], "markersize": 4},
+    "global inducing": {"color": COLOURS["orange"], "markersize": 9, "linestyle": (0, (2, 4))},
+    "fac->gi": {"color": COLOURS["purple"], "markersize": 6, "linestyle": (4, (2, 4))},
+    "rand->gi": {"color": COLOURS["sky"], "markersize": 3, "linestyle": (2, (2, 4))},
+}
 
 
 def _bound(family: str, depth: int, width: int, seed: int) -> float:
@@ -78,23 +86,25 @@ def linear(width: int, seed: int = 0) -> Result:
         ),
         Statement("no bound is above the evidence", max(max(v) for v in bounds.values()) < evidence + 0.005),
     ]
-    figure = _draw(bounds, evidence, width)
+    arrays = {family: torch.tensor(values) for family, values in bounds.items()}
+    arrays |= {"hidden layers": torch.tensor(DEPTHS), "evidence": torch.tensor(evidence)}
     setup = {"data": "deep_linear", "data_seed": DATA_SEED, "width": width, "steps": STEPS, "n_inducing": N_INDUCING}
-    return Result(figure, numbers, statements, setup)
+    return Result(None, numbers, statements, setup, arrays)
 
 
-def _draw(bounds: Mapping[str, Sequence[float]], evidence: float, width: int) -> "Figure":
+def _paint(width: int, arrays: Mapping[str, Tensor]) -> "Figure":
     """Bounds by depth. A family that fits nothing would flatten all others: the axis ends above it, and says so."""
+    evidence = float(arrays["evidence"])
     floor = evidence - _SHOWN
+    lowest = {family: float(arrays[family].min()) for family in FAMILIES}
     with plotting.style():
         figure = new_figure(5.0, 3.4)
         ax = figure.subplots()
-        for family, values in bounds.items():
-            below = min(values) < floor
-            label = f"{family} (down to {min(values):.1f})" if below else family
-            ax.plot(DEPTHS, values, marker="o", markersize=4, color=plotting.COLOURS[_COLOURS[family]], label=label)
-        ax.axhline(evidence, color=plotting.COLOURS["black"], linestyle="--", linewidth=1, label="evidence")
-        if min(min(values) for values in bounds.values()) < floor:
+        for family in FAMILIES:
+            label = f"{family} (down to {lowest[family]:.1f})" if lowest[family] < floor else family
+            ax.plot(arrays["hidden layers"], arrays[family], marker="o", label=label, **_LOOKS[family])
+        ax.axhline(evidence, color=COLOURS["black"], linestyle=":", linewidth=1, zorder=1, label="evidence")
+        if min(lowest.values()) < floor:
             ax.set_ylim(floor, evidence + 0.05 * _SHOWN)
         label_axes(ax, f"width {width}", "hidden layers", "ELBO per data point", False)
         figure.legend(loc="outside right center")
@@ -104,4 +114,10 @@ def _draw(bounds: Mapping[str, Sequence[float]], evidence: float, width: int) ->
 WIDTHS = (50, 250)
 FIGURES: dict[str, Callable[[int], Result]] = {f"width_{width}": partial(linear, width) for width in WIDTHS}
 
-run = Drawing("gi-linear", FIGURES, {name: f"fig:gi:linear, {name.replace('_', ' ')}" for name in FIGURES}).run
+DRAWING = Drawing(
+    "gi-linear",
+    FIGURES,
+    {name: f"fig:gi:linear, {name.replace('_', ' ')}" for name in FIGURES},
+    paint={f"width_{width}": partial(_paint, width) for width in WIDTHS},
+)
+run = DRAWING.run

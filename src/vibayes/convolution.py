@@ -8,8 +8,6 @@ regression"; a precision per location would break the autocorrelation identity).
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,11 +15,9 @@ from torch import Tensor
 
 from vibayes.correlations import correlations
 from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.patch_products import cut, patch_products
 
 __all__ = ["Geometry", "autocorrelation_equations", "normal_equations", "patch_equations", "patches"]
-
-# Patches of so many numbers are extracted at once.
-_PATCH_NUMBERS = 2**23
 
 
 @dataclass(frozen=True)
@@ -79,18 +75,7 @@ def patches(
     >>> patches(x, Geometry((1, 2))).tolist()
     [[[0.0, 1.0], [2.0, 3.0]]]
     """
-    padding = geometry.padding
-    if circular:
-        x, padding = _wrapped(x, *padding), (0, 0)
-    cut = torch.nn.functional.unfold(x, geometry.kernel, padding=padding, stride=geometry.stride)
-    return cut.mT  # [N, H' W', C kh kw]
-
-
-def _wrapped(x: Tensor, ph: int, pw: int) -> Tensor:
-    """Images continued periodically; unlike `pad(mode="circular")`, by more than their size if need be."""
-    rows = torch.arange(-ph, x.shape[-2] + ph, device=x.device) % x.shape[-2]
-    columns = torch.arange(-pw, x.shape[-1] + pw, device=x.device) % x.shape[-1]
-    return x.index_select(-2, rows).index_select(-1, columns)
+    return cut(x, geometry.kernel, geometry.stride, geometry.padding, circular)
 
 
 def normal_equations(
@@ -191,9 +176,6 @@ def patch_equations(
 ) -> tuple[Float[Tensor, "k k"], Float[Tensor, "k p"]]:
     """The normal equations from patches, for any kernel, stride and padding.
 
-    Patches of a few images at a time are extracted, forward and again in the backward pass, so that memory does not
-    grow by the number of taps.
-
     Args:
         x: images that come in.
         y: values at the output locations.
@@ -206,65 +188,11 @@ def patch_equations(
     if tuple(y.shape[-2:]) != expected:
         raise ShapeError(f"Images give outputs of {expected} locations, but y has {tuple(y.shape[-2:])}.")
     around = geometry.circular if circular is None else circular
-    found: Tensor = _PatchEquations.apply(  # type: ignore[no-untyped-call]
-        x, y.flatten(2), precision, geometry, around
+    found = patch_products(
+        x, y.flatten(2), precision, geometry.kernel, geometry.stride, geometry.padding, circular=around
     )
     K = found.shape[0]
     G, ones, h = found[:, :K], found[:, K], found[:, K + 1 :]
     if not bias:
         return G, h
     return _bordered(G, h, ones, precision.sum() * math.prod(expected), precision @ y.sum((-2, -1)))
-
-
-def _chunks(x: Tensor, geometry: Geometry) -> range:
-    """First images of the chunks whose patches are extracted together."""
-    per_image = x.shape[1] * geometry.taps * math.prod(geometry.output_size(*x.shape[-2:]))
-    return range(0, x.shape[0], max(1, _PATCH_NUMBERS // per_image))
-
-
-class _PatchEquations(torch.autograd.Function):
-    """`(Lambda D)^T [D, 1, Y]`, chunk by chunk.
-
-    It is one tensor for a reason: of several outputs, `vmap` would batch only those that depend on a batched input, and
-    gradients of the others would be counted once per draw.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, precision: Tensor, geometry: Geometry, circular: bool) -> Tensor:
-        total: Tensor | None = None
-        starts = _chunks(x, geometry)
-        for a in starts:
-            part = slice(a, a + starts.step)
-            D = patches(x[part], geometry, circular=circular).flatten(0, 1)  # [rows, K]
-            Y = y[part].mT.flatten(0, 1)  # [rows, P]
-            weighted = precision[part].repeat_interleave(y.shape[-1])[:, None] * D
-            found = torch.cat([weighted.mT @ D, weighted.sum(0)[:, None], weighted.mT @ Y], 1)  # [K, K + 1 + P]
-            total = found if total is None else total + found
-        assert total is not None
-        return total
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, y, precision, ctx.geometry, ctx.circular = inputs
-        ctx.save_for_backward(x, y, precision)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, precision = ctx.saved_tensors
-        geometry, circular, locations = ctx.geometry, ctx.circular, y.shape[-1]
-        K = gradient.shape[0]
-        d_G, d_ones, d_h = gradient[:, :K], gradient[:, K], gradient[:, K + 1 :]
-        d_x, d_y, d_precision = [], [], []
-        starts = _chunks(x, geometry)
-        for a in starts:
-            part = slice(a, a + starts.step)
-            cut, back = torch.func.vjp(partial(patches, geometry=geometry, circular=circular), x[part])[:2]
-            D, Y = cut.flatten(0, 1), y[part].mT.flatten(0, 1)  # [rows, K], [rows, P]
-            weights = precision[part].repeat_interleave(locations)[:, None]
-            d_weighted = D @ d_G.mT + Y @ d_h.mT + d_ones  # the gradient of Lambda D
-            d_x.append(back((weights * (d_weighted + D @ d_G)).reshape(-1, locations, K))[0])
-            d_y.append((weights * (D @ d_h)).reshape(-1, locations, y.shape[1]).mT)
-            d_precision.append((D * d_weighted).sum(-1).reshape(-1, locations).sum(-1))
-        return torch.cat(d_x), torch.cat(d_y), torch.cat(d_precision), None, None

@@ -83,19 +83,24 @@ def network_model(r: int) -> vb.Model:
     return vb.Model(network, vb.Gaussian(0.2), inducing=torch.randn(6, 2), standardize="both")
 
 
-def image_model(r: int, posterior: vb.posteriors.Posterior | None = None) -> vb.Model:
+def image_model(r: int, posterior: vb.posteriors.Posterior | None = None, stride: int = 1) -> vb.Model:
     """Rows as images of 4 x 4 pixels."""
     torch.manual_seed(100 + r)
     network = torch.nn.Sequential(
         torch.nn.Linear(2, 16).requires_grad_(False),
         torch.nn.Unflatten(1, (1, 4, 4)),
-        vb.Conv2d(1, 2, 3, padding=1, prior=vb.SpatialIWPrior(), posterior=posterior),
+        vb.Conv2d(1, 2, 3, stride, padding=1, prior=vb.SpatialIWPrior(), posterior=posterior),
         torch.nn.ReLU(),
         torch.nn.Flatten(),
-        vb.Linear(32, 1, posterior=posterior),
+        vb.Linear(32 // stride**2, 1, posterior=posterior),
     )
     inducing = torch.randn(6, 2) if posterior is None else None
     return vb.Model(network, vb.Gaussian(0.2), inducing=inducing, standardize="both")
+
+
+def strided_image_model(r: int) -> vb.Model:
+    """With image patches in place of correlations."""
+    return image_model(r, stride=2)
 
 
 def factorised_image_model(r: int) -> vb.Model:
@@ -456,6 +461,7 @@ def test_out_of_memory_halves_the_chunk_once(monkeypatch: pytest.MonkeyPatch, ca
             wishart_model,
             network_model,
             image_model,
+            strided_image_model,
             factorised_image_model,
         )
     ],

@@ -325,3 +325,27 @@ def test_normalisation_behind_a_bayesian_last_layer_is_refused_by_the_model() ->
     model = vb.Model(network, vb.Categorical())
     with pytest.raises(vb.ConfigurationError, match="BatchNorm1d '3' stands behind a Bayesian layer"):
         vb.fit(model, (torch.randn(6, 2), torch.arange(6) % 3), steps=2, progress=False)
+
+
+class ByName(nn.Module):
+    """A network that calls its layers as torch names their argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.last = nn.Linear(12, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(input=self.norm(input=self.conv(input=x)).relu().flatten(1))
+
+
+def test_layers_may_be_called_by_the_name_of_their_argument() -> None:
+    x, y = torch.randn(12, 2, 4, 4), torch.randn(12)
+    model = vb.Model(vb.bayesianize(ByName()), vb.Gaussian(0.1), inducing=x[:5])
+    vb.fit(model, (x, y), steps=2, progress=False)
+    nearest = y[:5, None]
+    assert (model.layers["last"].posterior.pseudo_outputs - nearest).abs().max() < 0.05  # where they started
+    inside = model.layer_functions(x, 3, grids={"last": torch.randn(4, 12)})
+    assert inside["conv"].draws.shape == (3, 12, 3, 2, 2)
+    assert inside["last"].draws.shape == (3, 4, 1)

@@ -131,6 +131,27 @@ def test_running_averages_behind_a_bayesian_layer_are_refused_for_any_number_of_
     assert int(norm.num_batches_tracked) == 0
 
 
+class ByName(nn.Module):
+    """Calls a module between two layers by the name of its argument."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = vb.Linear(3, 4), middle, vb.Linear(4, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found = self.middle(input=self.first(rows))
+        return self.last(found[0] if isinstance(found, tuple) else found)
+
+
+def test_modules_that_are_called_by_the_name_of_their_argument_are_seen() -> None:
+    x, y = torch.randn(20, 3), torch.randn(20)
+    model = vb.Model(ByName(nn.BatchNorm1d(4)), vb.Gaussian(0.1), inducing=x[:5])
+    with pytest.raises(ConfigurationError, match="'middle' stands behind a Bayesian layer"):
+        vb.fit(model, (x, y), steps=2, n_samples=1, progress=False)
+    recurrent = vb.Model(ByName(nn.GRU(4, 4)), vb.Gaussian(0.1), inducing=x[:5])
+    assert recurrent._survey.recurrent
+
+
 def test_statistics_of_the_batch_behind_a_bayesian_layer_are_refused_in_every_mode() -> None:
     """Without running averages they are those of the batch in evaluation, too, and a prediction sees its neighbours."""
     norm, last = nn.BatchNorm1d(4, track_running_stats=False), vb.Linear(4, 1, posterior=vb.MeanField())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vibayes.data import as_rows, check_count
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
-from vibayes.layers.base import Layer
+from vibayes.layers.base import Layer, rows_given
 from vibayes.passes import joint_draws
 
 if TYPE_CHECKING:
@@ -98,8 +98,10 @@ def _watching(
     """
     taken: list[tuple[Tensor, int | None]] = []
 
-    def before(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (rows,) = arguments
+    def before(
+        module: nn.Module, arguments: tuple[Tensor, ...], keywords: dict[str, Tensor]
+    ) -> tuple[tuple[Tensor], dict[str, Tensor]]:
+        rows = rows_given(arguments, keywords)
         n_rows = draw.n_rows
         if draw.n_inducing and len(rows) != n_rows:
             raise ShapeError(
@@ -116,7 +118,7 @@ def _watching(
             rows = torch.cat([rows, grid])
             draw.n_rows = len(rows)  # layers know by it that the first rows are still the inducing ones
         taken.append((rows, n_rows))
-        return (rows,)
+        return (rows,), {}
 
     def after(module: nn.Module, arguments: tuple[Tensor, ...], out: Tensor) -> Tensor:
         start = draw.n_inducing if grid is None else len(out) - len(grid)
@@ -130,7 +132,7 @@ def _watching(
             draw.rotated.append(rest)
         return rest
 
-    handles = [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
+    handles = [layer.register_forward_pre_hook(before, with_kwargs=True), layer.register_forward_hook(after)]
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vibayes.data import as_rows
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.kernels.deep import check_features
-from vibayes.layers.base import Layer
+from vibayes.layers.base import Layer, rows_given
 from vibayes.layers.batch_norm import BatchNorm
 from vibayes.likelihoods import Likelihood
 
@@ -78,10 +78,10 @@ def _takes_inducing(module: nn.Module) -> bool:
 def checking_features(entry: Layer, first: nn.Module, x: Tensor) -> Iterator[None]:
     """Refuse what a plain network in front of the first Bayesian layer makes of the rows, where it is of no use."""
 
-    def check(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        check_features(arguments[0], f"the network in front of layer {entry.name!r}", x)
+    def check(layer: nn.Module, arguments: tuple[Tensor, ...], keywords: dict[str, Tensor]) -> None:
+        check_features(rows_given(arguments, keywords), f"the network in front of layer {entry.name!r}", x)
 
-    hook = None if entry is first else entry.register_forward_pre_hook(check)
+    hook = None if entry is first else entry.register_forward_pre_hook(check, with_kwargs=True)
     try:
         yield
     finally:
@@ -93,7 +93,11 @@ def checking_features(entry: Layer, first: nn.Module, x: Tensor) -> Iterator[Non
 def catching_rows(layer: Layer | None) -> Iterator[list[Tensor]]:
     """The rows that come into a layer, once a pass has been made."""
     caught: list[Tensor] = []
-    hook = None if layer is None else layer.register_forward_pre_hook(lambda _, arguments: caught.extend(arguments))
+
+    def catch(layer: nn.Module, arguments: tuple[Tensor, ...], keywords: dict[str, Tensor]) -> None:
+        caught.append(rows_given(arguments, keywords))
+
+    hook = None if layer is None else layer.register_forward_pre_hook(catch, with_kwargs=True)
     try:
         yield caught
     finally:

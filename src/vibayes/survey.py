@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError
-from vibayes.layers.base import Layer
+from vibayes.layers.base import Layer, rows_given
 from vibayes.modes import evaluating, training
 
 __all__ = ["Survey", "ends", "guess", "likely_rows", "survey", "surveying"]
@@ -226,8 +226,7 @@ def _noting(
 
     def note(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
         def look(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            rows = next(iter((*arguments, *keywords.values())))
-            differs = bool(rows.data.isnan().any())  # `data` of packed sequences, too
+            differs = bool(rows_given(arguments, keywords).data.isnan().any())  # `data` of packed sequences, too
             if isinstance(module, _RECURRENT):
                 recurrent.append(differs or drawn())
                 return

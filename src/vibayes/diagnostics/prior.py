@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from vibayes.conjugate.base import ConjugateModel
 from vibayes.draw import Draw
@@ -12,6 +12,7 @@ from vibayes.errors import ConfigurationError
 from vibayes.kernels.base import Kernel
 from vibayes.model import Model
 from vibayes.modes import evaluating
+from vibayes.starts import catching_rows
 from vibayes.trainable import TrainableModel
 
 __all__ = ["correlation", "effective_rank", "features", "seen_by_kernel"]
@@ -39,16 +40,8 @@ def _seen_by_kernel(model: TrainableModel, rows: Tensor) -> tuple[Tensor, Kernel
     last = list(model.layers.values())[-1]
 
     def inputs_of_last(draw: Draw) -> Tensor:
-        caught: list[Tensor] = []
-
-        def catch(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            caught.append(arguments[0])
-
-        hook = last.register_forward_pre_hook(catch)
-        try:
+        with catching_rows(last) as caught:
             model._pass(rows, draw)
-        finally:
-            hook.remove()
         return caught[0][len(caught[0]) - len(rows) :]  # without inducing rows, which come first
 
     found: Tensor = model._draws(inputs_of_last, 1, marginal=False)[0]
@@ -66,7 +59,7 @@ def features(model: TrainableModel, x: Any) -> Float[Tensor, "n w"]:
         x: inputs in user units.
 
     >>> import vibayes as vb
-    >>> kernel = vb.DeepKernel(nn.Linear(3, 2), vb.SquaredExponential(2))
+    >>> kernel = vb.DeepKernel(torch.nn.Linear(3, 2), vb.SquaredExponential(2))
     >>> features(vb.ExactGP(kernel, vb.Gaussian()), torch.zeros(5, 3)).shape
     torch.Size([5, 2])
     """

@@ -1,7 +1,8 @@
 """What every Bayesian layer is: a prior over functions, with a posterior chosen separately."""
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -13,7 +14,12 @@ from vibayes.posteriors.base import Posterior
 if TYPE_CHECKING:
     from vibayes.data import Units
 
-__all__ = ["Layer"]
+__all__ = ["Layer", "rows_given"]
+
+
+def rows_given(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """The rows that a module was called with, `module(rows)` or `module(input=rows)`; for hooks on it."""
+    return next(iter((*arguments, *keywords.values())))
 
 
 class Layer(nn.Module):

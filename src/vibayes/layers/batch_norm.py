@@ -39,9 +39,9 @@ class BatchNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise all rows alike."""
-        draw = current_draw("BatchNorm")
+        rows, draw = input, current_draw("BatchNorm")  # torch's modules call it input, and so may networks
         if rows.ndim < 2 or rows.shape[1] != self.num_features:
             raise ShapeError(
                 f"BatchNorm expects rows with {self.num_features} channels, [N, {self.num_features}, ...]; got "

@@ -85,8 +85,9 @@ class WeightLayer(Layer):
     def _draws_prior(self) -> bool:
         return self.prior.random and self.posterior.has_prior
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Draw the layer's values at the rows, inducing rows first."""
+        rows = input  # the name by which a network may call the torch layer that this one stands for
         draw, name = self.draw()
         if draw.placeholder is not None:
             return draw.placeholder(self, rows)

@@ -73,6 +73,15 @@ def test_a_point_posterior_at_pretrained_weights_is_the_plain_network() -> None:
     )
 
 
+@pytest.mark.parametrize("posterior", [vb.Point(), vb.MeanField()])
+def test_pretrained_weights_that_are_no_numbers_are_refused(posterior: vb.posteriors.Posterior) -> None:
+    plain = multilayer()
+    plain[3].weight.data[0, 0] = torch.nan
+    network = vb.bayesianize(plain, posterior=posterior, pretrained=True)
+    with pytest.raises(vb.ConfigurationError, match=r"layer '3' is to start from have NaN.*pretrained=True"):
+        vb.Model(network, vb.Gaussian(0.1))
+
+
 def test_a_pretrained_convolution() -> None:
     plain = nn.Sequential(nn.Conv2d(2, 3, (3, 2), stride=(1, 2), padding=1), nn.Flatten(), nn.LazyLinear(2)).eval()
     images = torch.randn(5, 2, 6, 6)

@@ -88,4 +88,9 @@ def starting_weights(layer: "Layer", posterior: Posterior) -> Float[Tensor, "k p
             f"Layer {layer.name!r} was given starting weights of shape {list(start.shape)}; it has "
             f"[{fan_in}, {layer.out_features}] (inputs and bias, outputs)."
         )
+    if not bool(start.isfinite().all()):
+        raise ConfigurationError(
+            f"The weights that layer {layer.name!r} is to start from have NaN or infinite values. Load or train the "
+            "network anew, or leave out pretrained=True."
+        )
     return start.detach().to(torch.get_default_dtype(), copy=True)

@@ -505,3 +505,21 @@ def test_a_custom_convolutional_network_has_a_last_layer_from_the_start(size: in
     assert model.output_layer is model.network.last
     assert model.network.last.is_output
     torch.testing.assert_close(model.network.last.posterior.precision.value, torch.ones(5))  # log precision 0
+
+
+class Lazy(Convolutional):
+    """One whose last layers take their width from the first images that they see."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.between = nn.LazyLinear(4 * 8**2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self.conv(x).relu().flatten(1)))
+
+
+def test_lazy_modules_take_no_size_from_images_that_are_tried() -> None:
+    model = vb.Model(Lazy(), vb.Categorical())
+    assert model.network.last.is_output
+    vb.fit(model, (torch.randn(9, 3, 12, 12), torch.arange(9) % 2), steps=2, progress=False)
+    assert model.network.between.in_features == 4 * 12**2

@@ -1,15 +1,17 @@
 """What a network does around its Bayesian layers, found by a pass with placeholders for their values."""
 
+import copy
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError
@@ -90,6 +92,9 @@ def likely_rows(network: nn.Module) -> list[Tensor]:
 
 def guess(network: nn.Module, layers: Mapping[str, Layer]) -> Survey | None:
     """What a network does with the first of likely rows that it can be run with, which need not be what it gets."""
+    if any(isinstance(m, LazyModuleMixin) and m.has_uninitialized_params() for m in network.modules()):
+        network = copy.deepcopy(network)  # its sizes are those of the first rows that it sees
+        layers = {name: cast(Layer, network.get_submodule(name)) for name in layers}
     found = next((s for rows in likely_rows(network) if (s := survey(network, layers, rows)) is not None), None)
     return None if found is None else replace(found, seen=False)
 

@@ -113,6 +113,34 @@ def assert_alike(ours: vb.Model, theirs: vb.Model, rtol: float = 1e-9) -> None:
         assert torch.allclose(a, b, rtol=rtol, atol=1e-11), name
 
 
+class Recurrent(torch.nn.Module):
+    """Rows as sequences of single numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.GRU(1, 3, batch_first=True)
+        self.last = vb.Linear(3, 1, posterior=vb.MeanField())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.last(self.inner(rows[..., None])[0][:, -1])
+
+
+def test_recurrent_models_train_one_after_another() -> None:
+    sets = [data(r) for r in range(2)]
+
+    def models() -> list[vb.Model]:
+        torch.manual_seed(0)
+        return [vb.Model(Recurrent(), vb.Gaussian(0.1)) for _ in range(2)]
+
+    together, alone = models(), models()
+    vb.fit_many(together, sets, seed=3, steps=4, progress=False)
+    for r in range(2):
+        vb.fit(alone[r], sets[r], seed=3 + r, steps=4, progress=False)
+        assert_alike(together[r], alone[r])
+    with pytest.raises(vb.ConfigurationError, match=r"\(here GRU\) cannot train together.* Leave out chunk="):
+        vb.fit_many(models(), sets, steps=4, chunk=2, progress=False)
+
+
 def test_parameters_have_rates_of_their_own() -> None:
     sets, factors = [data(r) for r in range(2)], {"*kernel*": 5.0, "likelihood.noise": 0.2}
     together, plain = ([regression_model(r) for r in range(2)] for _ in range(2))

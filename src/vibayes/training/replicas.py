@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vibayes.augment import Augment
@@ -149,6 +150,7 @@ def fit_many(
             if not bool(model.ready):
                 model.initialize(*source.start())
             source.begin(model)
+        chunk = _chunk_of_recurrent(models[0], chunk)
         _check_sizes(models[0], sources, chunk)
         if n_samples is None:  # models have met rows by now
             options = dataclasses.replace(options, n_samples=10 if models[0].draws_differ else 1)
@@ -307,6 +309,19 @@ def _source(data: Any, batch_size: int | None, seed: int, augment: Augment | Non
     if not isinstance(source, InMemory):
         raise ConfigurationError("fit_many takes data in memory, (x, y) or (x, y, weights); use fit for a DataLoader.")
     return source
+
+
+def _chunk_of_recurrent(model: TrainableModel, chunk: int | None) -> int | None:
+    """One model at a time where `vmap` cannot stack them, which is torch's word on its recurrent modules."""
+    found = next((m for m in model.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)), None)
+    if found is None:
+        return chunk
+    if chunk not in (None, 1):
+        raise ConfigurationError(
+            f"Models with recurrent modules (here {type(found).__name__}) cannot train together, as torch cannot stack "
+            "these. Leave out chunk=, and they train one after another."
+        )
+    return 1
 
 
 def _check_sizes(model: TrainableModel, sources: Sequence[InMemory], chunk: int | None) -> None:

@@ -31,6 +31,9 @@ def test_a_compiler_is_one_that_is_on_the_path(monkeypatch: pytest.MonkeyPatch) 
     assert can_compile()
 
 
-def test_the_compiler_is_told_of_cpus_only() -> None:
+@pytest.mark.parametrize("sound", [True, False])
+def test_the_compiler_is_told_of_cpus_only(sound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vibayes.compiler._VECTORS_ARE_SOUND", sound)
     assert compiler_options(torch.device("cuda")) is None
-    assert compiler_options(torch.device("cpu")) == {"fallback_random": True}  # of the version that is pinned
+    expected = {"fallback_random": True} if sound else {"fallback_random": True, "cpp.simdlen": 1}
+    assert compiler_options(torch.device("cpu")) == expected

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vibayes.factorization import factorize
+from vibayes.operators.factorization import factorize
 
 CASES = ((20, 100), (200, 100), (2000, 100), (200, 20), (5, 128), (5, 1000))
 

@@ -93,7 +93,7 @@ def test_the_gram_matrix_is_positive_semidefinite() -> None:
 def test_gradients(equations, geometry: Geometry, monkeypatch: pytest.MonkeyPatch) -> None:
     if equations is autocorrelation_equations and not geometry.circular:
         pytest.skip("autocorrelations keep the size")
-    monkeypatch.setattr("vibayes.patch_products._PATCH_NUMBERS", 80)  # several chunks
+    monkeypatch.setattr("vibayes.operators.patch_products._PATCH_NUMBERS", 80)  # several chunks
     inputs = [t.requires_grad_() for t in images(geometry, size=(3, 4))]
 
     def function(x: Tensor, y: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.data_rows import data_rows
 from vibayes.linalg import Factor, cholesky
+from vibayes.operators.data_rows import data_rows
 
 __all__ = ["conditional_moments", "conditional_rows"]
 

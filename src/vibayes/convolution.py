@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vibayes.correlations import correlations
 from vibayes.errors import ConfigurationError, ShapeError
-from vibayes.patch_products import cut, patch_products
+from vibayes.operators.correlations import correlations
+from vibayes.operators.patch_products import cut, patch_products
 
 __all__ = ["Geometry", "autocorrelation_equations", "normal_equations", "patch_equations", "patches"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vibayes import linalg
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
-from vibayes.gamma import NOISE_PER_GAMMA, gamma_from_normals
+from vibayes.operators.gamma import NOISE_PER_GAMMA, gamma_from_normals
 
 __all__ = ["Draw", "Output", "current_draw", "each_draw", "fits", "not_positive_definite"]
 

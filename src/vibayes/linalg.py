@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.errors import ConfigurationError
-from vibayes.factor_products import factor_product
-from vibayes.factorization import factorize
+from vibayes.operators.factor_products import factor_product
+from vibayes.operators.factorization import factorize
 
 __all__ = [
     "DTYPES",

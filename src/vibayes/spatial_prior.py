@@ -11,7 +11,7 @@ from vibayes import linalg
 from vibayes.distributions import InverseWishart
 from vibayes.distributions.bartlett import bartlett_factor, log_multigamma, multidigamma, standard_shapes
 from vibayes.draw import Draw
-from vibayes.gamma import NOISE_PER_GAMMA
+from vibayes.operators.gamma import NOISE_PER_GAMMA
 from vibayes.parameters import Positive
 from vibayes.priors import Prior, Root
 

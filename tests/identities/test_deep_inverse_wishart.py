@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import vibayes as vb
 from vibayes.distributions import InverseWishart
 from vibayes.draw import Draw
-from vibayes.gamma import NOISE_PER_GAMMA
+from vibayes.operators.gamma import NOISE_PER_GAMMA
 
 X3 = torch.tensor([[-0.8, 0.3], [0.2, -1.1], [1.4, 0.6]], dtype=torch.float64)
 Y3 = torch.tensor([0.7, -0.4, 1.1], dtype=torch.float64)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import vibayes as vb
 from vibayes.distributions import Wishart
 from vibayes.draw import Draw
-from vibayes.gamma import NOISE_PER_GAMMA
+from vibayes.operators.gamma import NOISE_PER_GAMMA
 from vibayes.posteriors.base import Site
 
 X3 = torch.tensor([[-0.8, 0.3], [0.2, -1.1], [1.4, 0.6]], dtype=torch.float64)

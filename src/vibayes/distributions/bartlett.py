@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import linalg
-from vibayes.gamma import NOISE_PER_GAMMA, gamma_from_normals
+from vibayes.operators.gamma import NOISE_PER_GAMMA, gamma_from_normals
 
 __all__ = [
     "FactorSample",

@@ -23,7 +23,7 @@ from vibayes.distributions.base import (
 )
 from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix, log_abs_det
 from vibayes.errors import ConfigurationError
-from vibayes.gamma import NOISE_PER_GAMMA
+from vibayes.operators.gamma import NOISE_PER_GAMMA
 
 __all__ = ["GeneralizedSingularWishart"]
 

@@ -18,7 +18,7 @@ from vibayes.distributions.bartlett import (
 )
 from vibayes.distributions.base import MatrixDistribution, check_degrees, check_dtypes, scale_factor
 from vibayes.errors import ConfigurationError
-from vibayes.gamma import NOISE_PER_GAMMA
+from vibayes.operators.gamma import NOISE_PER_GAMMA
 
 __all__ = ["InverseWishart"]
 

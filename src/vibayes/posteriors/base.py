@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vibayes import linalg
-from vibayes.weighted_grams import weighted_grams
+from vibayes.operators.weighted_grams import weighted_grams
 
 if TYPE_CHECKING:
     from vibayes.data import Units

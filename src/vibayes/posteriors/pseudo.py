@@ -14,7 +14,7 @@ from vibayes import linalg
 from vibayes.data import as_tensor
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
-from vibayes.factor_products import gram
+from vibayes.operators.factor_products import gram
 from vibayes.parameters import Positive
 from vibayes.posteriors.base import Gaussian, Site
 from vibayes.posteriors.natural import NaturalSites

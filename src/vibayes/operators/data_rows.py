@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes import cuda_kernels
-from vibayes.operators import batch_first, flat, register
+from vibayes.operators import cuda_kernels
+from vibayes.operators.base import batch_first, flat, register
 
 __all__ = ["data_rows"]
 
@@ -30,7 +30,7 @@ def data_rows(
     The inverse and `change` are float64, as `factorize` gave them. Gradients go to `change` (see `factor_product`),
     from a backward pass that is differentiated itself to the inverse.
 
-    >>> from vibayes.factorization import factorize
+    >>> from vibayes.operators.factorization import factorize
     >>> _, inverse, _, _, change = factorize(torch.tensor([[4.0]], dtype=torch.float64))
     >>> mean, loss = data_rows(inverse, change, torch.tensor([[1.0]]), torch.tensor([[3.0]]))
     >>> mean.tolist(), loss.tolist()

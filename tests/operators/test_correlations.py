@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vibayes.correlations import correlations
+from vibayes.operators.correlations import correlations
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 

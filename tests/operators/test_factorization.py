@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import vibayes as vb
-from vibayes import cuda_kernels, linalg
-from vibayes.factorization import factorize
+from vibayes import linalg
+from vibayes.operators import cuda_kernels
+from vibayes.operators.factorization import factorize
 
 DEVICES = [
     "cpu",

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vibayes import patch_products as module
-from vibayes.patch_products import cut, patch_products
+from vibayes.operators import patch_products as module
+from vibayes.operators.patch_products import cut, patch_products
 
 WHERE: list[tuple[Any, ...]] = [
     ((3, 2), (2, 1), (1, 0), False),

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vibayes import linalg
 from vibayes.conditionals import conditional_rows
-from vibayes.data_rows import data_rows
+from vibayes.operators.data_rows import data_rows
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

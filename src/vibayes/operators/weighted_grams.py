@@ -1,7 +1,7 @@
 """`D^T diag(w_p) D` for many weights `w_p`, as one operator: what regressions with a precision for each output need.
 
 On a GPU one kernel makes it, and another the gradients, neither of which writes down anything of size M x P x K
-(`grams.cu`). Why they are library operators: `operators.register`.
+(`grams.cu`). Why they are library operators: `base.register`.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes import cuda_kernels
-from vibayes.operators import batch_first, flat, register
+from vibayes.operators import cuda_kernels
+from vibayes.operators.base import batch_first, flat, register
 
 __all__ = ["weighted_grams"]
 

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 
 import vibayes as vb
-from vibayes.correlations import correlations
-from vibayes.data_rows import data_rows
-from vibayes.factor_products import factor_product, gram
-from vibayes.factorization import factorize
-from vibayes.operators import batch_first, flat
-from vibayes.weighted_grams import weighted_grams
+from vibayes.operators.base import batch_first, flat
+from vibayes.operators.correlations import correlations
+from vibayes.operators.data_rows import data_rows
+from vibayes.operators.factor_products import factor_product, gram
+from vibayes.operators.factorization import factorize
+from vibayes.operators.weighted_grams import weighted_grams
 
 B = torch.tensor([[1.0, -0.5], [0.3, 2.0], [-1.0, 0.7]], dtype=torch.float64)
 

@@ -1,4 +1,4 @@
-"""Our own CUDA kernels: the `.cu` files of this package, compiled by NVRTC, which comes with torch, at first use.
+"""Our own CUDA kernels: the `.cu` files of this folder, compiled by NVRTC, which comes with torch, at first use.
 
 Each is compiled once per size and dtype, which it takes as constants, so that its loops are unrolled.
 """
@@ -176,7 +176,7 @@ def _launch_grams(name: str, shared: int, blocks: int, given: tuple[Tensor, ...]
 
 def _source(file: str) -> str:
     """The text of a `.cu` file, with what it includes."""
-    files = resources.files("vibayes")
+    files = resources.files("vibayes.operators")
     text = files.joinpath(f"{file}.cu").read_text()
     return re.sub(r'#include "(.+)"', lambda found: files.joinpath(found[1]).read_text(), text)
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.operators import batch_first, register
+from vibayes.operators.base import batch_first, register
 
 __all__ = ["cut", "patch_products"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from vibayes.compiler import quiet_compiler
-from vibayes.factor_products import factor_product, gram
-from vibayes.factorization import factorize
 from vibayes.linalg import factor
+from vibayes.operators.factor_products import factor_product, gram
+from vibayes.operators.factorization import factorize
 
 KINDS = list(itertools.product([False, True], [False, True]))
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.operators import register
+from vibayes.operators.base import register
 
 __all__ = ["factor_product", "gram"]
 
@@ -27,7 +27,7 @@ def factor_product(
     Gradients go to `change`, which `factorize` gave with it, and not to `matrix`: that takes a product of M x M
     matrices less for each of them. A backward pass that is differentiated itself gives them to `matrix`.
 
-    >>> from vibayes.factorization import factorize
+    >>> from vibayes.operators.factorization import factorize
     >>> L, _, _, _, change = factorize(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
     >>> factor_product(L, change, torch.tensor([[1.0], [1.0]]), inverse=False, transposed=True).tolist()
     [[3.0], [2.0]]

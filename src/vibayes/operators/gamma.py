@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes import cuda_kernels
-from vibayes.operators import batch_first, register
+from vibayes.operators import cuda_kernels
+from vibayes.operators.base import batch_first, register
 
 __all__ = ["NOISE_PER_GAMMA", "gamma_from_normals"]
 

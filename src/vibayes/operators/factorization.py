@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes import cuda_kernels
-from vibayes.operators import register
+from vibayes.operators import cuda_kernels
+from vibayes.operators.base import register
 
 __all__ = ["factorize"]
 

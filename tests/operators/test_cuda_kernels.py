@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vibayes import cuda_kernels
-from vibayes.gamma import NOISE_PER_GAMMA, _marsaglia_tsang
+from vibayes.operators import cuda_kernels
+from vibayes.operators.gamma import NOISE_PER_GAMMA, _marsaglia_tsang
 from vibayes.training.graph import Step
 
 COMPILER = shutil.which("g++")

@@ -3,7 +3,7 @@ import scipy.stats
 import torch
 
 from vibayes.draw import Draw
-from vibayes.gamma import NOISE_PER_GAMMA, _marsaglia_tsang, gamma_from_normals
+from vibayes.operators.gamma import NOISE_PER_GAMMA, _marsaglia_tsang, gamma_from_normals
 
 ALPHAS = [0.05, 0.3, 0.99, 1.0, 1.7, 8.0, 60.0]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vibayes import cuda_kernels
-from vibayes.weighted_grams import weighted_grams
+from vibayes.operators import cuda_kernels
+from vibayes.operators.weighted_grams import weighted_grams
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])

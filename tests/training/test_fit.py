@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import vibayes as vb
 from vibayes.compiler import can_compile
 from vibayes.trainable import TrainableModel
+from vibayes.training.graph import Compiled
 
 
 def data(n: int = 24, p: int | None = None) -> tuple[Tensor, Tensor]:
@@ -647,6 +648,23 @@ def test_compiled_steps_draw_what_eager_ones_draw(caplog: pytest.LogCaptureFixtu
         ).elbo
 
     assert train(True) == pytest.approx(train(False), rel=1e-9)
+    assert "without it" not in caplog.text
+
+
+@pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler")
+def test_steps_of_many_models_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    """The compiler gives up on code that it has met too often, and all models run by the code of one method."""
+
+    class Shift:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+        def step(self, x: Tensor) -> Tensor:
+            return x + self.by
+
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        steps = [Compiled(Shift(by).step, torch.device("cpu")) for by in range(3)]
+        assert [float(step(torch.zeros(1))) for step in steps] == [0, 1, 2]
     assert "without it" not in caplog.text
 
 

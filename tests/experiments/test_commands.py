@@ -34,7 +34,7 @@ def test_list_and_show(tiny: Experiment, capsys: pytest.CaptureFixture[str]) -> 
     assert "dwp-uci: " in listed
     assert "needs patience, not available yet" in listed
     shown = capsys.readouterr().out
-    assert "boston SVGP: 20 splits, 6000 steps" in shown
+    assert "boston: 20 splits, 6000 steps" in shown
     result = bench("list")
     assert result.exit_code == 0
     assert "gi-mnist500" in result.stdout

@@ -43,9 +43,23 @@ def list_() -> None:
 
 
 @bench.command()
-def show(name: Name) -> None:
-    """Show all that an experiment is: data sets, models, options, tables."""
-    print(commands.describe(name))
+def show(
+    name: Name,
+    datasets: Datasets = None,
+    models: Models = None,
+    depths: Depths = None,
+    priors: Priors = None,
+    preset: Preset = None,
+    changes: Changes = None,
+) -> None:
+    """Show all that an experiment is: data sets, models, options, tables.
+
+    Of chosen runs also the folders of their results.
+    """
+    chosen = commands.select(
+        datasets=datasets, models=models, depths=depths, priors=priors, changes=changes, preset=preset
+    )
+    print(commands.describe(name, chosen))
 
 
 @bench.command()

@@ -33,10 +33,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m vibayes.experiments", description="Experiments of the thesis.")
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("list", help="the experiments there are")
-    actions.add_parser("show", help="all that an experiment is").add_argument("name")
     chosen = argparse.ArgumentParser(add_help=False)
     chosen.add_argument("name", help="the experiment")
-    chosen.add_argument("--out", type=Path, default=commands.DEFAULT_OUT, help="folder of results (%(default)s)")
     chosen.add_argument("--datasets", nargs="+", help="only these data sets")
     chosen.add_argument("--models", nargs="+", help="only these models")
     chosen.add_argument("--depths", help="only these depths, such as 2-5")
@@ -46,6 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     chosen.add_argument("--dtype", help="float32 or float64")
     chosen.add_argument("--set", dest="changes", action="append", metavar="KEY=VALUE", help="another option: lr=0.01")
     chosen.add_argument("--preset", help="a named start or schedule; `show` lists them")
+    actions.add_parser("show", parents=[chosen], help="all that an experiment is, or what chosen runs of it are")
+    chosen.add_argument("--out", type=Path, default=commands.DEFAULT_OUT, help="folder of results (%(default)s)")
     run = actions.add_parser("run", parents=[chosen], help="run an experiment")
     run.add_argument("--device", help="cpu, cuda, cuda:1; a GPU where there is one by default")
     run.add_argument("--executor", default="process", help=f"where groups train: {', '.join(EXECUTORS)}")
@@ -79,8 +79,6 @@ def _act(given: argparse.Namespace) -> int:
     if given.action == "list":
         for name, experiment in EXPERIMENTS.items():
             print(f"{name}: {experiment.title} [{commands.status(experiment)}]")
-    elif given.action == "show":
-        print(commands.describe(given.name))
     elif given.action == "draw":
         for picture in commands.draw(given.name, out=given.out):
             print(picture)
@@ -90,7 +88,11 @@ def _act(given: argparse.Namespace) -> int:
         options = vars(given)
         chosen: Selection = commands.select(**{key: options.pop(key) for key in _SELECTION})
         name = options.pop("name")
-        if options.pop("action") == "run":
+        action = options.pop("action")
+        if action == "show":
+            print(commands.describe(name, chosen))
+            return 0
+        if action == "run":
             return commands.run_experiment(name, chosen, figure_report=_show, **options)
         print(commands.table(name, chosen, need_folder=True, **options), end="")
     return 0

@@ -19,7 +19,7 @@ from vibayes.training import fit, schedules
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FIGURES", "linear", "run"]
+__all__ = ["DRAWING", "FIGURES", "linear", "run"]
 
 DATA_SEED = 0
 DEPTHS = (1, 2, 4, 8)

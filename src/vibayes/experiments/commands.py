@@ -12,15 +12,16 @@ from typing import Any
 from vibayes import datasets as data_sets
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments import catalogue
-from vibayes.experiments.display import duration, steps_of
+from vibayes.experiments.display import duration
 from vibayes.experiments.executors import make_executor
 from vibayes.experiments.experiment import Experiment, Unit, option_changes
 from vibayes.experiments.figures import compare_figures, read_figures, run_figures
 from vibayes.experiments.names import check_name
+from vibayes.experiments.outline import outline
 from vibayes.experiments.report import Section, page
 from vibayes.experiments.results import finished, read_result, write_file
 from vibayes.experiments.runner import Settings, Summary, run_sweep
-from vibayes.experiments.sweep import Selection, by_family, expand
+from vibayes.experiments.sweep import Selection, expand
 from vibayes.experiments.tables import FORMATS, compare, render, require_tables
 
 __all__ = ["describe", "draw", "report", "run_experiment", "select", "status", "table"]
@@ -93,26 +94,10 @@ def select(
     return Selection(words(datasets), words(models), depths, words(priors), splits, steps, dtype, changed, preset)
 
 
-def describe(name: str) -> str:
-    """All that an experiment is, as text."""
-    e = catalogue.get(name)
-    lines = [f"{e.name}: {e.title}", f"  {status(e)}", f"  thesis: {', '.join(e.labels)}"]
-    if e.tables:
-        lines.append(f"  reference tables: {', '.join(e.tables)}")
-    if e.note:
-        lines.append(f"  {e.note}")
-    if e.needs or e.script:
-        return "\n".join(lines)
-    lines.append(f"  metrics: {', '.join(e.metrics)}")
-    lines += [f"  --preset {preset}: {what}" for preset, what in e.presets.items()]
-    for members in by_family(expand(e)).values():
-        unit = members[0]
-        lines.append(f"\n  {unit.title}: {len(members)} splits, {steps_of(unit)} steps  ({unit.family.name})")
-        for section in ("data", "model", "training"):
-            shown = ", ".join(f"{k}={v}" for k, v in unit.options[section].items() if v is not None)
-            lines.append(f"    {section}: {shown}")
-        lines.append(f"    dtype={unit.options['dtype']}, seed={unit.options['seed']} + split")
-    return "\n".join(lines)
+def describe(name: str, selection: Selection | None = None) -> str:
+    """All that an experiment is, as text; of a selection of its runs also the folders of their results."""
+    experiment = catalogue.get(name)
+    return outline(experiment, status(experiment), selection or Selection())
 
 
 def run_experiment(
@@ -176,8 +161,8 @@ def run_experiment(
 def draw(name: str, *, out: Path = DEFAULT_OUT) -> list[Path]:
     """Draw an experiment's figures anew from the arrays that a run has left."""
     experiment = catalogue.get(name)
-    drawing = getattr(import_module(experiment.script), "DRAWING", None) if experiment.script else None
-    if drawing is None:
+    drawing = import_module(experiment.script).DRAWING if experiment.script else None
+    if drawing is None or not drawing.paint:
         raise ConfigurationError(f"{experiment.name} keeps no arrays of its figures; `run` draws them.")
     drawn: list[Path] = drawing.draw(out / experiment.name)
     return drawn

@@ -21,7 +21,7 @@ from vibayes.experiments.networks import Plain, resnet18
 from vibayes.experiments.record import Number, Result, Statement
 from vibayes.model import Model
 
-__all__ = ["FIGURES", "images", "run"]
+__all__ = ["DRAWING", "FIGURES", "images", "run"]
 
 # Epochs of each stage at batch size 100; other batch sizes take the same number of steps.
 EPOCHS = {"network": 160, "again": 160, "scratch": 160, "frozen": 80, "joint": 80}
@@ -177,7 +177,7 @@ def _figures() -> dict[str, tuple[str, Callable[..., Result]]]:
 
 
 FIGURES: dict[str, Callable[..., Result]] = {name: function for name, (_, function) in _figures().items()}
-_DRAWING = Drawing(
+DRAWING = Drawing(
     "dkl-images",
     FIGURES,
     {name: label for name, (label, _) in _figures().items()},
@@ -187,4 +187,4 @@ _DRAWING = Drawing(
 )
 
 
-run = _DRAWING.run
+run = DRAWING.run

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FIGURES", "blr_vi", "exact_blr", "exact_gpr", "max_likelihood", "run", "sgpr", "symm_vi"]
+__all__ = ["DRAWING", "FIGURES", "blr_vi", "exact_blr", "exact_gpr", "max_likelihood", "run", "sgpr", "symm_vi"]
 
 BUMPS = (3, 5, 12)
 N_DRAWS = 10
@@ -233,7 +233,8 @@ def _label(name: str) -> str:
     return f"fig:back:{name}" if name == "symm_vi" else f"fig:intro:{name}"
 
 
-run = Drawing("intro", FIGURES, {name: _label(name) for name in FIGURES}, NEEDS_FILES).run
+DRAWING = Drawing("intro", FIGURES, {name: _label(name) for name in FIGURES}, NEEDS_FILES)
+run = DRAWING.run
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------

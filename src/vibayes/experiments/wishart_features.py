@@ -18,7 +18,7 @@ from vibayes.posteriors import GeneralizedWishart, GlobalInducing
 from vibayes.posteriors.base import Posterior
 from vibayes.training import fit, schedules
 
-__all__ = ["FIGURES", "dgp_features", "dwp_features", "run"]
+__all__ = ["DRAWING", "FIGURES", "dgp_features", "dwp_features", "run"]
 
 # The thesis leaves these open: ours.
 WIDTH = 2
@@ -138,4 +138,5 @@ def dwp_features(seed: int = 0) -> Result:
 
 FIGURES: dict[str, Callable[[int], Result]] = {"dgp_features": dgp_features, "dwp_features": dwp_features}
 
-run = Drawing("dwp-toy", FIGURES, {name: f"fig:dwp:{name}" for name in FIGURES}).run
+DRAWING = Drawing("dwp-toy", FIGURES, {name: f"fig:dwp:{name}" for name in FIGURES})
+run = DRAWING.run

@@ -69,8 +69,8 @@ def find_class(name: str, given: Given, *, known: bool) -> type:
 
 
 def is_saveable(cls: type) -> bool:
-    """Whether objects of a class are described by their attributes: modules, dataclasses, and those that say so."""
-    return issubclass(cls, nn.Module) or dataclasses.is_dataclass(cls) or getattr(cls, "_saveable", False)
+    """Whether objects of a class are described by their attributes: modules and dataclasses."""
+    return issubclass(cls, nn.Module) or dataclasses.is_dataclass(cls)
 
 
 def function_name(function: Callable[..., Any]) -> str:

@@ -6,6 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from vibayes.prediction import Prediction
 from vibayes.saving import save
 from vibayes.trainable import TrainableModel
 from vibayes.training import fit, schedules
+from vibayes.training.history import Callback
 from vibayes.training.run import find_device
 
 __all__ = ["Estimator"]
@@ -38,6 +40,7 @@ _LAST_PART = 0.75
 _building = threading.Lock()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Estimator(BaseEstimator):  # type: ignore[misc]
     """What every estimator takes and has, whatever its task and family.
 
@@ -65,19 +68,17 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         feature_names_in_: their names, where they had any.
     """
 
-    _saveable = True  # described by its attributes; see vibayes.saving
-
-    steps: int | None
-    lr: float | None
-    batch_size: int | None
-    n_samples: int | None
-    n_draws: int
-    standardize: bool
-    seed: int
-    device: str | None
-    dtype: str
-    progress: bool
-    callback: Any
+    steps: int | None = None
+    lr: float | None = None
+    batch_size: int | None = None
+    n_samples: int | None = None
+    n_draws: int = 100
+    standardize: bool = True
+    seed: int = 0
+    device: str | None = None
+    dtype: str = "float64"
+    progress: bool = False
+    callback: Callback | None = None
 
     @abstractmethod
     def _plan(self, task: Task) -> Plan:

@@ -1,56 +1,27 @@
 """Estimators with networks in them: Bayesian neural networks and deep kernels.
 
-As scikit-learn wants it, constructors only store their arguments; these are checked in `fit`.
+The arguments are fields of dataclasses, as scikit-learn wants constructors that only store; `fit` checks them.
 """
+
+from dataclasses import dataclass
 
 from vibayes import families
 from vibayes.families import Plan, Task
 from vibayes.sklearn.base import Estimator
 from vibayes.sklearn.tasks import Classifier, Regressor
-from vibayes.training.history import Callback
 
 __all__ = ["BNNClassifier", "BNNRegressor", "DKLClassifier", "DKLRegressor"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _BNN(Estimator):
     """The arguments of the family, and its model."""
 
-    def __init__(
-        self,
-        *,
-        depth: int = 2,
-        width: int = 50,
-        n_inducing: int = 100,
-        posterior: str = "global_inducing",
-        prior: str = "neal",
-        steps: int | None = None,
-        lr: float | None = None,
-        batch_size: int | None = None,
-        n_samples: int | None = None,
-        n_draws: int = 100,
-        standardize: bool = True,
-        seed: int = 0,
-        device: str | None = None,
-        dtype: str = "float64",
-        progress: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.depth = depth
-        self.width = width
-        self.n_inducing = n_inducing
-        self.posterior = posterior
-        self.prior = prior
-        self.steps = steps
-        self.lr = lr
-        self.batch_size = batch_size
-        self.n_samples = n_samples
-        self.n_draws = n_draws
-        self.standardize = standardize
-        self.seed = seed
-        self.device = device
-        self.dtype = dtype
-        self.progress = progress
-        self.callback = callback
+    depth: int = 2
+    width: int = 50
+    n_inducing: int = 100
+    posterior: str = "global_inducing"
+    prior: str = "neal"
 
     def _plan(self, task: Task) -> Plan:
         return families.bnn(
@@ -106,45 +77,16 @@ class BNNClassifier(Classifier, _BNN):
     """
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _DKL(Estimator):
     """The arguments of the family, and its model."""
 
-    def __init__(
-        self,
-        *,
-        kernel: str = "squared_exponential",
-        depth: int = 2,
-        width: int = 50,
-        n_features: int = 5,
-        n_inducing: int = 100,
-        steps: int | None = None,
-        lr: float = 1e-3,
-        batch_size: int | None = None,
-        n_samples: int | None = None,
-        n_draws: int = 100,
-        standardize: bool = True,
-        seed: int = 0,
-        device: str | None = None,
-        dtype: str = "float64",
-        progress: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.depth = depth
-        self.width = width
-        self.n_features = n_features
-        self.n_inducing = n_inducing
-        self.steps = steps
-        self.lr = lr
-        self.batch_size = batch_size
-        self.n_samples = n_samples
-        self.n_draws = n_draws
-        self.standardize = standardize
-        self.seed = seed
-        self.device = device
-        self.dtype = dtype
-        self.progress = progress
-        self.callback = callback
+    kernel: str = "squared_exponential"
+    depth: int = 2
+    width: int = 50
+    n_features: int = 5
+    n_inducing: int = 100
+    lr: float | None = 1e-3
 
     def _plan(self, task: Task) -> Plan:
         return families.deep_kernel(

@@ -1,14 +1,15 @@
 """Estimators that are Gaussian and deep Gaussian processes.
 
-As scikit-learn wants it, constructors only store their arguments; these are checked in `fit`.
+The arguments are fields of dataclasses, as scikit-learn wants constructors that only store; `fit` checks them.
 """
+
+from dataclasses import dataclass
 
 from vibayes import families
 from vibayes.families import Plan, Task
 from vibayes.kernels import Kernel
 from vibayes.sklearn.base import Estimator
 from vibayes.sklearn.tasks import Classifier, Regressor
-from vibayes.training.history import Callback
 
 __all__ = [
     "DeepGPClassifier",
@@ -20,43 +21,14 @@ __all__ = [
 ]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _GP(Estimator):
     """The arguments of the family, and its model."""
 
-    def __init__(
-        self,
-        *,
-        kernel: str | Kernel = "squared_exponential",
-        method: str = "auto",
-        n_inducing: int = 200,
-        restarts: int = 3,
-        steps: int | None = None,
-        lr: float | None = None,
-        batch_size: int | None = None,
-        n_samples: int | None = None,
-        n_draws: int = 100,
-        standardize: bool = True,
-        seed: int = 0,
-        device: str | None = None,
-        dtype: str = "float64",
-        progress: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.method = method
-        self.n_inducing = n_inducing
-        self.restarts = restarts
-        self.steps = steps
-        self.lr = lr
-        self.batch_size = batch_size
-        self.n_samples = n_samples
-        self.n_draws = n_draws
-        self.standardize = standardize
-        self.seed = seed
-        self.device = device
-        self.dtype = dtype
-        self.progress = progress
-        self.callback = callback
+    kernel: str | Kernel = "squared_exponential"
+    method: str = "auto"
+    n_inducing: int = 200
+    restarts: int = 3
 
     def _plan(self, task: Task) -> Plan:
         return families.gp(
@@ -110,43 +82,14 @@ class GPClassifier(Classifier, _GP):
     """
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _DeepGP(Estimator):
     """The arguments of the family, and its model."""
 
-    def __init__(
-        self,
-        *,
-        kernel: str = "squared_exponential",
-        depth: int = 2,
-        width: int | None = None,
-        n_inducing: int = 100,
-        steps: int | None = None,
-        lr: float | None = None,
-        batch_size: int | None = None,
-        n_samples: int | None = None,
-        n_draws: int = 100,
-        standardize: bool = True,
-        seed: int = 0,
-        device: str | None = None,
-        dtype: str = "float64",
-        progress: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.depth = depth
-        self.width = width
-        self.n_inducing = n_inducing
-        self.steps = steps
-        self.lr = lr
-        self.batch_size = batch_size
-        self.n_samples = n_samples
-        self.n_draws = n_draws
-        self.standardize = standardize
-        self.seed = seed
-        self.device = device
-        self.dtype = dtype
-        self.progress = progress
-        self.callback = callback
+    kernel: str = "squared_exponential"
+    depth: int = 2
+    width: int | None = None
+    n_inducing: int = 100
 
     def _plan(self, task: Task) -> Plan:
         return families.deep_gp(
@@ -195,45 +138,15 @@ class DeepGPClassifier(Classifier, _DeepGP):
     """
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _DeepWishart(Estimator):
     """The arguments of the family, and its model."""
 
-    def __init__(
-        self,
-        *,
-        kernel: str = "squared_exponential",
-        depth: int = 2,
-        width: int | None = None,
-        n_inducing: int = 100,
-        mixing: str = "AB",
-        steps: int | None = None,
-        lr: float | None = None,
-        batch_size: int | None = None,
-        n_samples: int | None = None,
-        n_draws: int = 100,
-        standardize: bool = True,
-        seed: int = 0,
-        device: str | None = None,
-        dtype: str = "float64",
-        progress: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.depth = depth
-        self.width = width
-        self.n_inducing = n_inducing
-        self.mixing = mixing
-        self.steps = steps
-        self.lr = lr
-        self.batch_size = batch_size
-        self.n_samples = n_samples
-        self.n_draws = n_draws
-        self.standardize = standardize
-        self.seed = seed
-        self.device = device
-        self.dtype = dtype
-        self.progress = progress
-        self.callback = callback
+    kernel: str = "squared_exponential"
+    depth: int = 2
+    width: int | None = None
+    n_inducing: int = 100
+    mixing: str = "AB"
 
     def _plan(self, task: Task) -> Plan:
         return families.deep_wishart(

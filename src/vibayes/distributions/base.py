@@ -1,29 +1,24 @@
 """What the distributions over matrices share: batch shapes, checks of arguments, prepared noise."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import Distribution
 
-from vibayes import linalg
 from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix
-from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
+from vibayes.errors import ConfigurationError, ShapeError
 
 __all__ = [
-    "GramMatrices",
     "MatrixDistribution",
-    "check_degrees",
     "check_dtypes",
     "check_finite",
     "check_lower",
     "check_positive",
     "check_shape",
-    "scale_factor",
+    "check_square",
     "values_visible",
 ]
 
@@ -100,35 +95,6 @@ class MatrixDistribution(Distribution, ABC):
                 f"got a tensor of shape {tuple(value.shape)}."
             )
 
-    def _check_factor(self, F: Tensor, width: int) -> None:
-        rows = self.event_shape[0]
-        if F.dim() < 2 or F.shape[-2] != rows or F.shape[-1] < width:
-            raise ShapeError(
-                f"Expected a factor F with {rows} rows and at least {width} columns, got shape {tuple(F.shape)}."
-            )
-
-
-class GramMatrices(constraints.Constraint):
-    """Symmetric matrices whose leading block, of the rank of a draw, is positive definite.
-
-    A singular matrix has eigenvalues that are zero up to rounding, to either side of it.
-    """
-
-    event_dim = 2
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def check(self, value: Tensor) -> Tensor:
-        """Whether each of them is one."""
-        symmetric: Tensor = torch.isclose(value, value.mT, atol=1e-6).all(-1).all(-1)
-        info: Tensor = torch.linalg.cholesky_ex(value[..., : self.rank, : self.rank]).info
-        return symmetric & (info == 0)
-
-    def __repr__(self) -> str:
-        """With the rank; torch drops the first letter of a constraint's class."""
-        return f"GramMatrices(rank={self.rank})"
-
 
 def values_visible(validate_args: bool | None, *tensors: Tensor) -> bool:
     """Whether checks of values are wanted and possible."""
@@ -167,65 +133,19 @@ def check_finite(validate_args: bool | None, name: str, tensor: Tensor) -> None:
         raise ConfigurationError(f"{name} must be finite, but has values that are NaN or infinite.")
 
 
-def check_degrees(nu: Any, n: int, validate_args: bool | None) -> int:
-    """The rank `nt = min(nu, n)` of a draw, after checking the degrees of freedom."""
-    if isinstance(nu, Tensor):
-        singular = "A singular Wishart (nu < N) needs a Python integer, since nu then fixes the shapes."
-        if not nu.is_floating_point():
-            raise ConfigurationError(f"A tensor nu must be floating, got {nu.dtype}. {singular}")
-        if values_visible(validate_args, nu) and not bool(((nu > n - 1) & nu.isfinite()).all()):
-            raise ConfigurationError(
-                f"A tensor nu must be finite and greater than N - 1 = {n - 1}; it has {float(nu.min())} to "
-                f"{float(nu.max())}. {singular}"
-            )
-        return n
-    if isinstance(nu, bool) or not isinstance(nu, Real):
-        raise ConfigurationError(f"nu must be a number or a tensor, got {nu!r}.")
-    degrees = float(nu)
-    if math.isfinite(degrees) and degrees > n - 1:
-        return n
-    if not (degrees > 0 and degrees.is_integer()):
-        raise ConfigurationError(
-            f"nu must be a real number greater than N - 1 = {n - 1}, or a positive integer (a singular matrix of that "
-            f"rank); got nu = {nu}."
-        )
-    return int(degrees)
-
-
 def check_lower(validate_args: bool | None, name: str, tensor: Tensor) -> None:
     """A square, floating, lower triangular matrix with positive diagonal."""
-    _check_square(name, tensor)
+    check_square(name, tensor)
     check_finite(validate_args, name, tensor)
     check_positive(validate_args, f"The diagonal of {name}", tensor.diagonal(dim1=-2, dim2=-1))
     if values_visible(validate_args, tensor) and bool((tensor.triu(1) != 0).any()):
         raise ConfigurationError(f"{name} must be lower triangular, but has entries above its diagonal.")
 
 
-def _check_square(name: str, tensor: Tensor) -> None:
+def check_square(name: str, tensor: Tensor) -> None:
+    """A square, floating matrix."""
     if not isinstance(tensor, Tensor):
         raise ConfigurationError(f"{name} must be a tensor, a square matrix, got {type(tensor).__name__}.")
     if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] == 0:
         raise ShapeError(f"{name} must be a square matrix after any batch axes, got shape {tuple(tensor.shape)}.")
     check_dtypes(**{name: tensor})
-
-
-def scale_factor(scale: Tensor | None, scale_tril: Tensor | None, validate_args: bool | None) -> Tensor:
-    """The lower factor `L` of the scale matrix `L L^T`, given as either of the two."""
-    if scale_tril is not None and scale is None:
-        check_lower(validate_args, "scale_tril", scale_tril)
-        return scale_tril
-    if scale is None or scale_tril is not None:
-        raise ConfigurationError("Give either scale or, with scale=None, its lower Cholesky factor scale_tril.")
-    _check_square("scale", scale)
-    visible = values_visible(validate_args, scale)
-    check_finite(validate_args, "scale", scale)
-    rounding = 1e3 * torch.finfo(scale.dtype).eps * scale.abs().amax((-2, -1), keepdim=True)
-    if visible and not bool(((scale - scale.mT).abs() <= rounding).all()):
-        raise ConfigurationError("scale must be a symmetric matrix.")
-    L, info = linalg.cholesky(scale)
-    if visible and bool((info != 0).any()):
-        raise NotPositiveDefiniteError(
-            f"The scale matrix ({scale.shape[-1]} x {scale.shape[-1]}, {scale.dtype}) is not positive definite. "
-            "Add jitter to its diagonal (vibayes.linalg.add_jitter), or give its factor as scale_tril."
-        )
-    return L

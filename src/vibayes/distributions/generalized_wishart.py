@@ -11,24 +11,20 @@ from torch.distributions import constraints
 from vibayes import linalg
 from vibayes.distributions.bartlett import FactorSample, bartlett_factor, trapezoid, triangularize
 from vibayes.distributions.base import (
-    GramMatrices,
-    MatrixDistribution,
-    check_degrees,
     check_dtypes,
     check_finite,
     check_positive,
     check_shape,
-    scale_factor,
     values_visible,
 )
+from vibayes.distributions.gram import GramDistribution, check_degrees, scale_factor
 from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix, log_abs_det
 from vibayes.errors import ConfigurationError
-from vibayes.operators.gamma import NOISE_PER_GAMMA
 
 __all__ = ["GeneralizedSingularWishart"]
 
 
-class GeneralizedSingularWishart(MatrixDistribution):
+class GeneralizedSingularWishart(GramDistribution):
     r"""`G = F F^T` with `F = L A T B`, where `T` is a generalized Bartlett factor and `scale = L L^T`.
 
     `T` is lower triangular, `N x nt` with `nt = min(nu, N)`: `T_jj^2 ~ Gamma(alpha_j, rate beta_j)` and below the
@@ -123,21 +119,6 @@ class GeneralizedSingularWishart(MatrixDistribution):
             if values_visible(validate_args, self.B) and bool((self.B.triu(1) != 0).any()):
                 raise ConfigurationError("B must be lower triangular, but has entries above its diagonal.")
 
-    @constraints.dependent_property(is_discrete=False, event_dim=2)
-    def support(self) -> constraints.Constraint:
-        """Gram matrices of the rank of a draw."""
-        return GramMatrices(self.rank)
-
-    @property
-    def scale(self) -> Float[Tensor, "*batch n n"]:
-        """The scale matrix."""
-        return self.scale_tril @ self.scale_tril.mT
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """`[*batch, N + NOISE_PER_GAMMA, nt]`; see `bartlett_factor`."""
-        return self.batch_shape + torch.Size((self.event_shape[0] + NOISE_PER_GAMMA, self.rank))
-
     def rsample_factor(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> FactorSample:
         """A draw of the factor `F = L A T B`, `[N, nt]`, with `T` and `log |G_{:nt, :nt}|`.
 
@@ -156,18 +137,6 @@ class GeneralizedSingularWishart(MatrixDistribution):
         """`A T B`, which `L` makes the factor `F`."""
         AT = T if self.A is None else self.A.matmul(T)
         return AT if self.B is None else AT @ self.B
-
-    def rsample(
-        self, sample_shape: Sequence[int] = (), noise: Tensor | None = None
-    ) -> Float[Tensor, "*sample_and_batch n n"]:
-        """A draw of `G`, differentiable with respect to every parameter.
-
-        Args:
-            sample_shape: how many draws.
-            noise: standard normals of shape `[*sample_shape, *noise_shape]`; fresh ones where None.
-        """
-        F = self.rsample_factor(sample_shape, noise).factor
-        return F @ F.mT
 
     def log_prob(
         self, value: Float[Tensor, "*batch n n"], *, sticking_the_landing: bool = False

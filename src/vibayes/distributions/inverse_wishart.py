@@ -16,14 +16,14 @@ from vibayes.distributions.bartlett import (
     multidigamma,
     standard_shapes,
 )
-from vibayes.distributions.base import MatrixDistribution, check_degrees, check_dtypes, scale_factor
+from vibayes.distributions.base import check_dtypes
+from vibayes.distributions.gram import GramDistribution, check_degrees, scale_factor
 from vibayes.errors import ConfigurationError
-from vibayes.operators.gamma import NOISE_PER_GAMMA
 
 __all__ = ["InverseWishart"]
 
 
-class InverseWishart(MatrixDistribution):
+class InverseWishart(GramDistribution):
     r"""`G` with `G^-1 ~ Wishart(scale^-1, nu)`, for real `nu > N - 1`.
 
     The density is that of the thesis (App. A) and of `scipy.stats.invwishart(df=nu, scale=scale)`:
@@ -60,7 +60,8 @@ class InverseWishart(MatrixDistribution):
     ) -> None:
         self.scale_tril = scale_factor(scale, scale_tril, validate_args)
         n = self.scale_tril.shape[-1]
-        if check_degrees(nu, n, validate_args) < n:
+        self.rank = check_degrees(nu, n, validate_args)
+        if self.rank < n:
             raise ConfigurationError(
                 f"An inverse Wishart needs nu > N - 1 = {n - 1}, since a singular matrix has no inverse; got nu = {nu}."
             )
@@ -68,17 +69,6 @@ class InverseWishart(MatrixDistribution):
             check_dtypes(scale=self.scale_tril, nu=nu)
         self.nu = nu
         self._finish((n, n))
-
-    @property
-    def scale(self) -> Float[Tensor, "*batch n n"]:
-        """The scale matrix."""
-        return self.scale_tril @ self.scale_tril.mT
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """`[*batch, N + NOISE_PER_GAMMA, N]`; see `bartlett_factor`."""
-        n = self.event_shape[0]
-        return self.batch_shape + torch.Size((n + NOISE_PER_GAMMA, n))
 
     def rsample_factor(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> FactorSample:
         """A draw of the Cholesky factor `F` of `G`, with `T` and `log |G|`.
@@ -91,18 +81,6 @@ class InverseWishart(MatrixDistribution):
         U = T.flip(-2, -1)
         F: Tensor = torch.linalg.solve_triangular(U.mT, self.scale_tril, upper=False, left=False)
         return FactorSample(F, T, linalg.logdet_factor(F))
-
-    def rsample(
-        self, sample_shape: Sequence[int] = (), noise: Tensor | None = None
-    ) -> Float[Tensor, "*sample_and_batch n n"]:
-        """A draw of `G`, differentiable with respect to `scale` and `nu`.
-
-        Args:
-            sample_shape: how many draws.
-            noise: standard normals of shape `[*sample_shape, *noise_shape]`; fresh ones where None.
-        """
-        F = self.rsample_factor(sample_shape, noise).factor
-        return F @ F.mT
 
     def log_prob(self, value: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
         """Log density of `G`; NaN where it is not positive definite."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints
@@ -18,14 +17,14 @@ from vibayes.distributions.bartlett import (
     trapezoid,
     triangularize,
 )
-from vibayes.distributions.base import GramMatrices, MatrixDistribution, check_degrees, check_dtypes, scale_factor
+from vibayes.distributions.base import check_dtypes
+from vibayes.distributions.gram import GramDistribution, check_degrees, scale_factor
 from vibayes.errors import ConfigurationError
-from vibayes.operators.gamma import NOISE_PER_GAMMA
 
 __all__ = ["Wishart"]
 
 
-class Wishart(MatrixDistribution):
+class Wishart(GramDistribution):
     r"""`G = F F^T`, where the `nu` columns of `F` are independent draws of `N(0, scale)`.
 
     With `nt = min(nu, N)` the density is (thesis, Eq. dwp:wishdens)
@@ -43,6 +42,7 @@ class Wishart(MatrixDistribution):
         scale_tril: lower Cholesky factor of the scale.
         validate_args: whether to check values; see `MatrixDistribution`.
 
+    >>> import torch
     >>> wishart = Wishart(torch.eye(3), 2)
     >>> G = wishart.rsample()
     >>> G.shape, int(torch.linalg.matrix_rank(G, rtol=1e-3)), wishart.log_prob(G).shape
@@ -71,39 +71,12 @@ class Wishart(MatrixDistribution):
         self.nu = nu
         self._finish((n, n))
 
-    @constraints.dependent_property(is_discrete=False, event_dim=2)
-    def support(self) -> constraints.Constraint:
-        """Gram matrices of the rank of a draw."""
-        return GramMatrices(self.rank)
-
-    @property
-    def scale(self) -> Float[Tensor, "*batch n n"]:
-        """The scale matrix."""
-        return self.scale_tril @ self.scale_tril.mT
-
-    @property
-    def noise_shape(self) -> torch.Size:
-        """`[*batch, N + NOISE_PER_GAMMA, nt]`; see `bartlett_factor`."""
-        return self.batch_shape + torch.Size((self.event_shape[0] + NOISE_PER_GAMMA, self.rank))
-
     def rsample_factor(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> FactorSample:
         """A draw of the factor `F = L T`, lower triangular `[N, nt]`, with `T` and `log |G_{:nt, :nt}|`."""
         noise = self._noise(self.scale_tril, sample_shape, noise)
         T = bartlett_factor(standard_shapes(self.nu, self.rank, self.scale_tril), noise)
         F = self.scale_tril @ T
         return FactorSample(F, T, 2.0 * F.diagonal(dim1=-2, dim2=-1).log().sum(-1))
-
-    def rsample(
-        self, sample_shape: Sequence[int] = (), noise: Tensor | None = None
-    ) -> Float[Tensor, "*sample_and_batch n n"]:
-        """A draw of `G`, differentiable with respect to `scale` and `nu`.
-
-        Args:
-            sample_shape: how many draws.
-            noise: standard normals of shape `[*sample_shape, *noise_shape]`; fresh ones where None.
-        """
-        F = self.rsample_factor(sample_shape, noise).factor
-        return F @ F.mT
 
     def log_prob(self, value: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
         """Log density of `G`; NaN where its leading `nt x nt` block is not positive definite.

@@ -16,7 +16,7 @@ from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.mcmc.parts import Priors, parts_of
 from vibayes.trainable import TrainableModel
-from vibayes.training.run import structure
+from vibayes.training.structure import structure
 
 __all__ = ["Evaluation", "ModelTarget", "Target", "as_target"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vibayes.errors import ConfigurationError, DataError
 
-__all__ = ["Keeper", "load_state", "save_state"]
+__all__ = ["Keeper", "chunk_path", "load_state", "save_state"]
 
 logger = logging.getLogger("vibayes")
 
@@ -105,6 +105,12 @@ def _few(changes: list[str]) -> str:
     """The first of them, as text."""
     more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
     return "; ".join(changes[:3]) + more
+
+
+def chunk_path(checkpoint: str | os.PathLike[str], first: int, R: int, size: int) -> Path:
+    """Where the state of the models from number `first` on is kept, where not all of them train at once."""
+    path = Path(checkpoint)
+    return path if size >= R else path.with_name(f"{path.name}-{first}-{size}")
 
 
 class Keeper:

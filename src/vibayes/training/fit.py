@@ -18,8 +18,9 @@ from vibayes.training.history import Callback, History
 from vibayes.training.lbfgs import LbfgsRun
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
-from vibayes.training.run import Options, check_options, find_device, fingerprint
+from vibayes.training.run import Options, check_options, find_device
 from vibayes.training.schedules import Schedule, as_schedule
+from vibayes.training.structure import fingerprint
 
 __all__ = ["fit"]
 

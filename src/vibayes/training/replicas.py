@@ -1,39 +1,31 @@
 """`fit_many`: train many models of one architecture as one computation."""
 
 import dataclasses
-import itertools
 import logging
 import numbers
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from vibayes.augment import Augment
-from vibayes.errors import ConfigurationError, ShapeError, TrainingError
+from vibayes.errors import ConfigurationError, TrainingError
 from vibayes.trainable import TrainableModel
 from vibayes.training.adam import AdamRun
+from vibayes.training.alike import check_alike, check_sizes, chunk_of_recurrent
 from vibayes.training.batches import InMemory, as_batches
-from vibayes.training.checkpoint import Keeper
+from vibayes.training.checkpoint import Keeper, chunk_path
 from vibayes.training.history import Callback, History, Logged
 from vibayes.training.plan import as_problem, keep_plan, make_plan
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
-from vibayes.training.run import (
-    Options,
-    check_options,
-    find_device,
-    fingerprint,
-    structure,
-)
+from vibayes.training.run import Options, check_options, find_device
 from vibayes.training.schedules import Schedule, as_schedule
 from vibayes.training.stacked import Stacked
-from vibayes.training.workers import pack, run_jobs
+from vibayes.training.structure import fingerprint
+from vibayes.training.workers import make_jobs, train_in_workers
 
 __all__ = ["fit_many"]
 
@@ -124,7 +116,7 @@ def fit_many(
             f"fit_many needs one data set per model; got {R} models and {len(datasets)} data sets."
         )
     rates, seeds = _each(lr, R, "lr"), _seeds(seed, R)
-    _check_alike(models)
+    check_alike(models)
     place = models[0].device if device is None else find_device(device)
     options = Options(
         steps=steps,
@@ -150,8 +142,8 @@ def fit_many(
             if not bool(model.ready):
                 model.initialize(*source.start())
             source.begin(model)
-        chunk = _chunk_of_recurrent(models[0], chunk)
-        _check_sizes(models[0], sources, chunk)
+        chunk = chunk_of_recurrent(models[0], chunk)
+        check_sizes(models[0], sources, chunk)
         if n_samples is None:  # models have met rows by now
             options = dataclasses.replace(options, n_samples=10 if models[0].draws_differ else 1)
         size, n_workers = make_plan(models, sources, options, place, chunk, workers, checkpoint)
@@ -172,9 +164,9 @@ def fit_many(
                 "compile": compile,
                 "augment": augment,
             }
-            jobs = _jobs(models, datasets, rates, seeds, size, passed, checkpoint)
+            jobs = make_jobs(models, datasets, rates, seeds, size, passed, checkpoint)
             if jobs is not None and callback is None and noise is None:
-                return _in_workers(models, jobs, size, n_workers, progress)
+                return train_in_workers(models, jobs, size, n_workers, progress)
             logger.warning("These models train in this process: %s.", _WHY_NOT)
         histories: list[History] = []
         smaller = False
@@ -183,7 +175,7 @@ def fit_many(
                 first = len(histories)
                 part = slice(first, first + size)
                 torch.manual_seed(seeds[first])
-                path = None if checkpoint is None else _chunk_path(checkpoint, first, R, size)
+                path = None if checkpoint is None else chunk_path(checkpoint, first, R, size)
                 run = (sources[part], options, "adam", seeds[part], rates[part])
                 keeper = Keeper(path, checkpoint_seconds, {} if path is None else fingerprint(models[first], *run))
                 try:
@@ -214,49 +206,6 @@ def _noise_of(noise: Noise | None, part: slice) -> Noise | None:
 _WHY_NOT = "a callback, prepared noise, a lambda or a class of the running script cannot be sent to another process"
 
 
-def _jobs(
-    models: Sequence[TrainableModel],
-    datasets: Sequence[Any],
-    rates: list[float],
-    seeds: list[int],
-    size: int,
-    options: dict[str, Any],
-    checkpoint: str | os.PathLike[str] | None,
-) -> list[bytes] | None:
-    """Chunks as jobs for worker processes, or None where they cannot be sent."""
-    jobs = []
-    for first in range(0, len(models), size):
-        part = slice(first, first + size)
-        own = {
-            "lr": rates[part],
-            "seed": seeds[part],
-            "chunk": size,
-            "workers": 1,
-            "progress": False,
-            "checkpoint": None if checkpoint is None else str(_chunk_path(checkpoint, first, len(models), size)),
-        }
-        packed = pack({"models": models[part], "datasets": datasets[part], "options": {**options, **own}})
-        if packed is None:
-            return None
-        jobs.append(packed)
-    return jobs
-
-
-def _in_workers(
-    models: Sequence[TrainableModel], jobs: Sequence[bytes], size: int, n_workers: int, progress: bool
-) -> list[History]:
-    """Train chunks in worker processes and take over their results."""
-    with Progress(len(jobs), show=progress, label=f"fit {len(models)} models in {n_workers} processes") as shown:
-        ended = itertools.count(1)
-        outcomes = run_jobs(jobs, n_workers, lambda number: shown.update(next(ended), f"chunk {number} ended"))
-    histories: list[History] = []
-    for number, (states, found) in enumerate(outcomes):
-        for model, state in zip(models[number * size :], states, strict=False):
-            model.load_state_dict(state)
-        histories += found
-    return histories
-
-
 def _train(
     problem: Single | Stacked, options: Options, keeper: Keeper, shown: Progress, rates: list[float]
 ) -> list[History]:
@@ -270,11 +219,6 @@ def _train(
     finally:
         if isinstance(problem, Stacked):
             problem.hand_back()
-
-
-def _chunk_path(checkpoint: str | os.PathLike[str], first: int, R: int, size: int) -> Path:
-    path = Path(checkpoint)
-    return path if size >= R else path.with_name(f"{path.name}-{first}-{size}")
 
 
 def _each(value: "T | Sequence[T]", R: int, what: str) -> list[T]:
@@ -309,55 +253,3 @@ def _source(data: Any, batch_size: int | None, seed: int, augment: Augment | Non
     if not isinstance(source, InMemory):
         raise ConfigurationError("fit_many takes data in memory, (x, y) or (x, y, weights); use fit for a DataLoader.")
     return source
-
-
-def _chunk_of_recurrent(model: TrainableModel, chunk: int | None) -> int | None:
-    """One model at a time where `vmap` cannot stack them, which is torch's word on its recurrent modules."""
-    found = next((m for m in model.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)), None)
-    if found is None:
-        return chunk
-    if chunk not in (None, 1):
-        raise ConfigurationError(
-            f"Models with recurrent modules (here {type(found).__name__}) cannot train together, as torch cannot stack "
-            "these. Leave out chunk=, and they train one after another."
-        )
-    return 1
-
-
-def _check_sizes(model: TrainableModel, sources: Sequence[InMemory], chunk: int | None) -> None:
-    sizes = {s.batch_size for s in sources}
-    full = all(s.batch_size == s.n_data for s in sources)
-    if not full and len(sizes) > 1:
-        raise ConfigurationError(
-            f"With minibatches every data set must have at least batch_size rows; they have "
-            f"{sorted(s.n_data for s in sources)} rows. Choose a smaller batch_size, or leave it out."
-        )
-    if (
-        full
-        and len(sizes) > 1
-        and chunk != 1
-        and any(isinstance(m, _BatchNorm) and m.training for m in model.modules())
-    ):
-        raise ConfigurationError(
-            f"Data sets of different sizes ({sorted(sizes)} rows) are filled up to train together, and batch "
-            "normalisation would count the rows that fill them. Pass chunk=1, a batch_size, or put it in eval mode."
-        )
-    shapes = {(tuple(s.data.x.shape[1:]), tuple(s.data.y.shape[1:])) for s in sources}
-    if len(shapes) > 1:
-        raise ShapeError(f"All data sets must have the same input and target widths; got {sorted(map(str, shapes))}.")
-
-
-def _check_alike(models: Sequence[TrainableModel]) -> None:
-    """Refuse models that one computation cannot serve: the stacked step runs the first one's Python code."""
-    first = models[0]
-    expected = structure(first)
-    for r, model in enumerate(models):
-        if not isinstance(model, TrainableModel):
-            raise ConfigurationError(f"Model {r} is a {type(model).__name__}; fit_many trains vibayes models.")
-        if any(model is other for other in models[:r]):
-            raise ConfigurationError(f"Model {r} is the same object as an earlier one; build one per data set.")
-        for (name, mine), (_, theirs) in zip(structure(model).items(), expected.items(), strict=False):
-            if mine != theirs or name not in expected:
-                raise ConfigurationError(f"Model {r} differs from model 0 in {name!r}: {mine} instead of {theirs}.")
-        if len(structure(model)) != len(expected):
-            raise ConfigurationError(f"Model {r} and model 0 are built differently; fit_many needs one architecture.")

@@ -5,6 +5,7 @@ started it and hands back trained values, so that a script needs no `if __name__
 process ends.
 """
 
+import itertools
 import os
 import pickle
 import signal
@@ -20,8 +21,12 @@ from typing import IO, Any
 import torch
 
 from vibayes.errors import TrainingError, VibayesError
+from vibayes.trainable import TrainableModel
+from vibayes.training.checkpoint import chunk_path
+from vibayes.training.history import History
+from vibayes.training.progress import Progress
 
-__all__ = ["cores", "end_with_parent", "pack", "run_jobs", "serve"]
+__all__ = ["cores", "end_with_parent", "make_jobs", "pack", "run_jobs", "serve", "train_in_workers"]
 
 _LENGTH = 8  # bytes that tell how long the next message is
 
@@ -29,6 +34,49 @@ _LENGTH = 8  # bytes that tell how long the next message is
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_jobs(
+    models: Sequence[TrainableModel],
+    datasets: Sequence[Any],
+    rates: list[float],
+    seeds: list[int],
+    size: int,
+    options: dict[str, Any],
+    checkpoint: str | os.PathLike[str] | None,
+) -> list[bytes] | None:
+    """Chunks as jobs for worker processes, or None where they cannot be sent."""
+    jobs = []
+    for first in range(0, len(models), size):
+        part = slice(first, first + size)
+        own = {
+            "lr": rates[part],
+            "seed": seeds[part],
+            "chunk": size,
+            "workers": 1,
+            "progress": False,
+            "checkpoint": None if checkpoint is None else str(chunk_path(checkpoint, first, len(models), size)),
+        }
+        packed = pack({"models": models[part], "datasets": datasets[part], "options": {**options, **own}})
+        if packed is None:
+            return None
+        jobs.append(packed)
+    return jobs
+
+
+def train_in_workers(
+    models: Sequence[TrainableModel], jobs: Sequence[bytes], size: int, n_workers: int, progress: bool
+) -> list[History]:
+    """Train chunks in worker processes and take over their results."""
+    with Progress(len(jobs), show=progress, label=f"fit {len(models)} models in {n_workers} processes") as shown:
+        ended = itertools.count(1)
+        outcomes = run_jobs(jobs, n_workers, lambda number: shown.update(next(ended), f"chunk {number} ended"))
+    histories: list[History] = []
+    for number, (states, found) in enumerate(outcomes):
+        for model, state in zip(models[number * size :], states, strict=False):
+            model.load_state_dict(state)
+        histories += found
+    return histories
 
 
 def pack(job: Any) -> bytes | None:

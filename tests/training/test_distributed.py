@@ -2,69 +2,76 @@
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-SCRIPT = """
-import datetime, sys, torch
-import torch.distributed as distributed
+CASES = {
+    "minibatches": (16, "vb.LocalInducing(6)"),
+    "all rows": (None, "vb.LocalInducing(6)"),
+    "natural gradients": (16, "vb.LocalInducing(6, form='pseudo', precision='natural')"),
+}
+
+TRAIN = """
+import torch
 import vibayes as vb
 
-rank, world, store, out, batch_size = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], eval(sys.argv[5])
-posterior = eval(sys.argv[6])
-torch.set_num_threads(1)
-torch.set_default_dtype(torch.float64)
-if world > 1:
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world,
-                                   timeout=datetime.timedelta(seconds=60))
-torch.manual_seed(0)
-x = torch.randn(40, 2)
-y = x[:, 0].sin() + 0.1 * torch.randn(40)
-gp = vb.GP(1, kernel=vb.SquaredExponential(2, ard=True), posterior=posterior)
-model = vb.Model(gp, vb.Gaussian(0.2), standardize="both")
-try:
+def train(batch_size, posterior, checkpoint):
+    torch.manual_seed(0)
+    x = torch.randn(40, 2)
+    y = x[:, 0].sin() + 0.1 * torch.randn(40)
+    gp = vb.GP(1, kernel=vb.SquaredExponential(2, ard=True), posterior=eval(posterior))
+    model = vb.Model(gp, vb.Gaussian(0.2), standardize="both")
     history = vb.fit(model, (x, y), steps=60, batch_size=batch_size, log_every=20, progress=False,
-                     checkpoint=out + ".checkpoint")
-except vb.ConfigurationError as error:
-    print(error)
-    sys.exit(3)
-if rank == 0:
-    torch.save({**model.state_dict(), "elbo": torch.tensor(history.elbo)}, out)
-if world > 1:
-    distributed.barrier()
-    distributed.destroy_process_group()
+                     checkpoint=checkpoint)
+    return {**model.state_dict(), "elbo": torch.tensor(history.elbo)}
 """
 
+PROCESS = (
+    TRAIN
+    + """
+import datetime, sys
+import torch.distributed as distributed
 
-WHITENED = "vb.LocalInducing(6)"
-NATURAL = "vb.LocalInducing(6, form='pseudo', precision='natural')"
+rank, folder, cases = int(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2,
+                               timeout=datetime.timedelta(seconds=60))
+found = {name: train(*case, f"{folder}/{name}") for name, case in cases.items()}
+try:
+    train(15, "vb.LocalInducing(6)", None)
+except vb.ConfigurationError as error:
+    found["refused"] = str(error)
+torch.save(found, f"{folder}/{rank}.pt")
+distributed.barrier()
+distributed.destroy_process_group()
+"""
+)
 
 
-def run(folder: Path, world: int, batch_size: int | None, posterior: str = WHITENED) -> tuple[list[int], list[str]]:
-    script = folder / "train.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    arguments = [str(world), str(folder / "store"), str(folder / f"world-{world}.pt"), repr(batch_size), posterior]
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes that train together has in the end."""
+    folder = tmp_path_factory.mktemp("two")
     processes = [
-        subprocess.Popen([sys.executable, str(script), str(rank), *arguments], stdout=subprocess.PIPE, text=True)
-        for rank in range(world)
+        subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), str(folder), repr(CASES)]) for rank in range(2)
     ]
-    printed = [p.communicate(timeout=120)[0] for p in processes]
-    return [p.returncode for p in processes], printed
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize(("batch_size", "posterior"), [(16, WHITENED), (None, WHITENED), (16, NATURAL)])
-def test_two_processes_equal_one(tmp_path: Path, batch_size: int | None, posterior: str) -> None:
-    for world in (1, 2):
-        assert run(tmp_path, world, batch_size, posterior)[0] == [0] * world
-    one, two = torch.load(tmp_path / "world-1.pt"), torch.load(tmp_path / "world-2.pt")
-    for name, value in one.items():
-        assert torch.allclose(value.double(), two[name].double(), rtol=1e-9, atol=1e-12), name
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_equal_one(tmp_path: Path, of_two: list[dict[str, Any]], case: str) -> None:
+    defined: dict[str, Any] = {}
+    exec(TRAIN, defined)
+    one = defined["train"](*CASES[case], tmp_path / "alone")
+    for two in of_two:
+        for name, value in one.items():
+            assert torch.allclose(value.double(), two[case][name].double(), rtol=1e-9, atol=1e-12), name
 
 
-def test_an_uneven_batch_is_refused(tmp_path: Path) -> None:
-    codes, printed = run(tmp_path, 2, 15)
-    assert codes == [3, 3]
-    assert "multiple of 2, such as 14" in printed[0]
+def test_an_uneven_batch_is_refused(of_two: list[dict[str, Any]]) -> None:
+    assert all("multiple of 2, such as 14" in two["refused"] for two in of_two)

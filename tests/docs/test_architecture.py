@@ -37,11 +37,11 @@ def test_a_line_of_dependencies_imports_only_from_lines_above_it() -> None:
     level = {name: number for number, line in enumerate(lines) for name in line}
     assert len(level) == sum(map(len, lines))
     beside = set(re.findall(r"`([a-z]+)`", section[section.index("`datasets`") : section.index("stand beside")]))
-    assert set(level) | beside | {"_figures", "_metrics"} == parts()
+    assert set(level) | beside | {"_figures"} == parts()
     for path in SOURCE.rglob("*.py"):
         part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
         for other in imported(path) - {part}:
             if part in level:
-                assert other in beside | {"_figures", "_metrics"} or level[other] < level[part], (part, other)
+                assert other in beside | {"_figures"} or level[other] < level[part], (part, other)
             elif part in parts():
-                assert other in beside | {"_figures", "_metrics", "data", "errors"}, (part, other)
+                assert other in beside | {"_figures", "data", "errors"}, (part, other)

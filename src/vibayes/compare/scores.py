@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vibayes import metrics
-from vibayes._metrics import pointwise_log_likelihood
 from vibayes.conjugate.base import ConjugateModel
+from vibayes.metrics.inputs import pointwise_log_likelihood
 from vibayes.prediction import Prediction
 from vibayes.trainable import TrainableModel
 

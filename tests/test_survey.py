@@ -512,10 +512,10 @@ class Lazy(Convolutional):
 
     def __init__(self) -> None:
         super().__init__(8)
-        self.between = nn.LazyLinear(4 * 8**2)
+        self.before, self.between = nn.LazyBatchNorm2d(), nn.LazyLinear(4 * 8**2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.between(self.conv(x).relu().flatten(1)))
+        return self.last(self.between(self.conv(self.before(x)).relu().flatten(1)))
 
 
 def test_lazy_modules_take_no_size_from_images_that_are_tried() -> None:
@@ -523,3 +523,14 @@ def test_lazy_modules_take_no_size_from_images_that_are_tried() -> None:
     assert model.network.last.is_output
     vb.fit(model, (torch.randn(9, 3, 12, 12), torch.arange(9) % 2), steps=2, progress=False)
     assert model.network.between.in_features == 4 * 12**2
+
+
+@pytest.mark.parametrize("inducing", [None, torch.randn(5, 3)])
+def test_lazy_batch_normalisation_keeps_its_first_averages_in_a_survey(inducing: Tensor | None) -> None:
+    posterior = vb.MeanField() if inducing is None else vb.GlobalInducing()
+    network = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), vb.Linear(4, 1, posterior=posterior))
+    model = vb.Model(network, vb.Gaussian(), inducing=inducing)
+    model.predict(torch.randn(9, 3), n_samples=2)
+    assert torch.equal(network[1].running_mean, torch.zeros(4))
+    vb.fit(model, (torch.randn(9, 3), torch.randn(9)), steps=2, progress=False)
+    assert not torch.equal(network[1].running_mean, torch.zeros(4))

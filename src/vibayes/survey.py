@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedBuffer
 
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError
@@ -93,7 +94,10 @@ def likely_rows(network: nn.Module) -> list[Tensor]:
 def guess(network: nn.Module, layers: Mapping[str, Layer]) -> Survey | None:
     """What a network does with the first of likely rows that it can be run with, which need not be what it gets."""
     if any(isinstance(m, LazyModuleMixin) and m.has_uninitialized_params() for m in network.modules()):
-        network = copy.deepcopy(network)  # its sizes are those of the first rows that it sees
+        # on a copy, as its sizes are those of the first rows that it sees; torch cannot copy buffers without a size
+        fresh: Any = UninitializedBuffer
+        waiting = (b for b in network.buffers() if isinstance(b, UninitializedBuffer))
+        network = copy.deepcopy(network, {id(b): fresh(device=b.device, dtype=b.dtype) for b in waiting})
         layers = {name: cast(Layer, network.get_submodule(name)) for name in layers}
     found = next((s for rows in likely_rows(network) if (s := survey(network, layers, rows)) is not None), None)
     return None if found is None else replace(found, seen=False)
@@ -115,16 +119,18 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
     like = next((t for group in (network.parameters(), network.buffers()) for t in group), rows)
     rows = rows.detach()[[0, -1]].to(like.device, like.dtype if like.is_floating_point() else rows.dtype, copy=True)
     with surveying, torch.random.fork_rng(devices=[rows.device] if rows.is_cuda else []):
-        kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
         with evaluating(network):
             calm = _one_pass(network, layers, rows)
+        if calm is None:
+            return None
+        kept = [(buffer, buffer.clone()) for buffer in network.buffers()]  # those of lazy modules exist by now
         with training(network):
             now = _one_pass(network, layers, rows)
         with torch.no_grad():
             for buffer, before in kept:  # averages, and what spectral normalisation keeps
                 buffer.copy_(before)
-    if calm is None or now is None:  # a batch may be too small for statistics, in training mode only
-        return calm or now
+    if now is None:  # a batch may be too small for statistics
+        return calm
     output = calm.output if calm.output == now.output else None
     averaged = tuple(dict.fromkeys((*calm.averaged, *now.averaged)))
     return Survey(

@@ -1,16 +1,14 @@
 """Which models can be trained together, as one computation."""
 
 from collections.abc import Sequence
-
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from typing import Any
 
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.trainable import TrainableModel
 from vibayes.training.batches import InMemory
 from vibayes.training.structure import structure
 
-__all__ = ["check_alike", "check_sizes", "chunk_of_recurrent"]
+__all__ = ["check_alike", "check_sizes"]
 
 
 def check_alike(models: Sequence[TrainableModel]) -> None:
@@ -23,25 +21,28 @@ def check_alike(models: Sequence[TrainableModel]) -> None:
             raise ConfigurationError(f"Model {r} is the same object as an earlier one; build one per data set.")
         found = structure(model)
         for name in expected | found:
-            mine, theirs = found.get(name), expected.get(name)
-            if mine != theirs:
-                raise ConfigurationError(f"Model {r} differs from model 0 in {name!r}: {mine} instead of {theirs}.")
+            if found.get(name) != expected.get(name):
+                what = _difference(found.get(name), expected.get(name))
+                raise ConfigurationError(f"Model {r} differs from model 0 in {name!r}: {what}.")
 
 
-def chunk_of_recurrent(model: TrainableModel, chunk: int | None) -> int | None:
-    """One model at a time where `vmap` cannot stack them, which is torch's word on its recurrent modules."""
-    found = next((m for m in model.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)), None)
-    if found is None:
-        return chunk
-    if chunk not in (None, 1):
-        raise ConfigurationError(
-            f"Models with recurrent modules (here {type(found).__name__}) cannot train together, as torch cannot stack "
-            "these. Leave out chunk=, and they train one after another."
-        )
-    return 1
+def _difference(mine: tuple[Any, ...] | None, theirs: tuple[Any, ...] | None) -> str:
+    """What of one entry of two structures is not the same, in words."""
+    if mine is None or theirs is None:
+        return "one of them has none"
+    if mine[0] != theirs[0]:  # classes of modules, shapes of parameters
+        return f"{mine[0]} instead of {theirs[0]}"
+    if not isinstance(mine[1], dict):
+        return f"{mine[1:]} instead of {theirs[1:]}"
+    values = {key: (mine[1].get(key), theirs[1].get(key)) for key in mine[1] | theirs[1]}
+    return ", ".join(
+        f"{key} is {new!r} instead of {old!r}" if isinstance(new, bool | int | float | str) else f"another {key}"
+        for key, (new, old) in values.items()
+        if new != old
+    )
 
 
-def check_sizes(model: TrainableModel, sources: Sequence[InMemory], chunk: int | None) -> None:
+def check_sizes(sources: Sequence[InMemory]) -> None:
     """Refuse data sets that cannot be filled up to one size, or are of other widths."""
     sizes = {s.batch_size for s in sources}
     full = all(s.batch_size == s.n_data for s in sources)
@@ -49,16 +50,6 @@ def check_sizes(model: TrainableModel, sources: Sequence[InMemory], chunk: int |
         raise ConfigurationError(
             f"With minibatches every data set must have at least batch_size rows; they have "
             f"{sorted(s.n_data for s in sources)} rows. Choose a smaller batch_size, or leave it out."
-        )
-    if (
-        full
-        and len(sizes) > 1
-        and chunk != 1
-        and any(isinstance(m, _BatchNorm) and m.training for m in model.modules())
-    ):
-        raise ConfigurationError(
-            f"Data sets of different sizes ({sorted(sizes)} rows) are filled up to train together, and batch "
-            "normalisation would count the rows that fill them. Pass chunk=1, a batch_size, or put it in eval mode."
         )
     shapes = {(tuple(s.data.x.shape[1:]), tuple(s.data.y.shape[1:])) for s in sources}
     if len(shapes) > 1:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vibayes.errors import ConfigurationError
 from vibayes.modes import keeping_averages
@@ -16,7 +18,7 @@ from vibayes.trainable import TrainableModel
 from vibayes.training.batches import InMemory
 from vibayes.training.problem import Noise, Single
 from vibayes.training.run import Options, generators, set_generators
-from vibayes.training.stacked import Stacked
+from vibayes.training.stacked import Stacked, stackable
 from vibayes.training.workers import cores
 
 __all__ = ["as_problem", "keep_plan", "make_plan"]
@@ -44,6 +46,7 @@ def make_plan(
         raise ConfigurationError(
             "workers are for CPUs; on a GPU one process trains as many models at once as fit into its memory."
         )
+    chunk = _possible_chunk(models, sources, chunk)
     kept = _kept_plan(checkpoint)
     if kept is not None:
         plan = (chunk or kept[0], workers or kept[1])
@@ -54,6 +57,33 @@ def make_plan(
     if checkpoint is not None:
         keep_plan(checkpoint, plan)
     return plan
+
+
+def _possible_chunk(models: Sequence[TrainableModel], sources: Sequence[InMemory], chunk: int | None) -> int | None:
+    """The chunk asked for, or 1 where models cannot train together."""
+    why = _why_apart(models, sources)
+    if why is None:
+        return chunk
+    if chunk not in (None, 1):
+        raise ConfigurationError(
+            f"These models cannot train together: {why}. Leave out chunk=, and they train one after another."
+        )
+    return 1
+
+
+def _why_apart(models: Sequence[TrainableModel], sources: Sequence[InMemory]) -> str | None:
+    modules = list(models[0].modules())
+    recurrent = next((m for m in modules if isinstance(m, nn.RNNBase | nn.RNNCellBase)), None)
+    if recurrent is not None:
+        return f"torch cannot stack recurrent modules, such as {type(recurrent).__name__}"
+    sizes = sorted({source.batch_size for source in sources})
+    if len(sizes) > 1 and any(isinstance(m, _BatchNorm) and m.training for m in modules):
+        return (
+            f"data sets of {sizes} rows are filled up to one size, and batch normalisation would count what fills them"
+        )
+    shapes = [{name: tuple(b.shape) for name, b in stackable(model).items()} for model in models]
+    differ = next((name for name, shape in shapes[0].items() if any(other[name] != shape for other in shapes)), None)
+    return None if differ is None else f"they hold {differ!r} in different shapes, as their data differ in size"
 
 
 def _kept_plan(checkpoint: str | os.PathLike[str] | None) -> tuple[int, int] | None:

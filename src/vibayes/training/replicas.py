@@ -14,7 +14,7 @@ from vibayes.augment import Augment
 from vibayes.errors import ConfigurationError, TrainingError
 from vibayes.trainable import TrainableModel
 from vibayes.training.adam import AdamRun
-from vibayes.training.alike import check_alike, check_sizes, chunk_of_recurrent
+from vibayes.training.alike import check_alike, check_sizes
 from vibayes.training.batches import InMemory, as_batches
 from vibayes.training.checkpoint import Keeper, chunk_path
 from vibayes.training.history import Callback, History, Logged
@@ -88,7 +88,8 @@ def fit_many(
         max_steps: see `fit`.
         tolerance: see `fit`.
         chunk: how many models train at once; when None, on a GPU as many as fit into memory, on a CPU what a short
-            measurement finds fastest. A run with a checkpoint keeps its choice when it resumes.
+            measurement finds fastest, and 1 where they cannot train together, as with torch's recurrent modules. A run
+            with a checkpoint keeps its choice when it resumes.
         workers: how many processes train chunks side by side, on a CPU: 1 for this process alone. When None (and
             `chunk` too), as many as there are cores where a measurement says that they are faster and training takes
             longer than a minute. Models and schedules must be such that `pickle` can send them.
@@ -142,8 +143,7 @@ def fit_many(
             if not bool(model.ready):
                 model.initialize(*source.start())
             source.begin(model)
-        chunk = chunk_of_recurrent(models[0], chunk)
-        check_sizes(models[0], sources, chunk)
+        check_sizes(sources)
         if n_samples is None:  # models have met rows by now
             options = dataclasses.replace(options, n_samples=10 if models[0].draws_differ else 1)
         size, n_workers = make_plan(models, sources, options, place, chunk, workers, checkpoint)

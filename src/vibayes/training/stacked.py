@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from vibayes.bound import Bound
-from vibayes.errors import ConfigurationError
 from vibayes.modes import averages
 from vibayes.parameters import name_of
 from vibayes.stages import network_weights
@@ -16,7 +15,7 @@ from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import InMemory
 from vibayes.training.problem import Noise, Problem, mean_noise, natural_sites
 
-__all__ = ["Stacked"]
+__all__ = ["Stacked", "stackable"]
 
 
 class Stacked(Problem):
@@ -49,15 +48,9 @@ class Stacked(Problem):
             name: torch.stack(tensors).requires_grad_(name in trained)
             for name, tensors in _by_name([dict(m.named_parameters()) for m in models]).items()
         }
-        buffers = _by_name([_stackable(m) for m in models])
-        for name, tensors in buffers.items():
-            shapes = sorted({tuple(tensor.shape) for tensor in tensors})
-            if len(shapes) > 1:
-                raise ConfigurationError(
-                    f"The models hold {name!r} in different shapes, {shapes}, as their data differ in size, and cannot "
-                    "train as one. Pass chunk=1."
-                )
-        self._buffers = {name: torch.stack(tensors) for name, tensors in buffers.items()}
+        self._buffers = {
+            name: torch.stack(tensors) for name, tensors in _by_name([stackable(m) for m in models]).items()
+        }
         learned = [name for name, p in self._parameters.items() if p.requires_grad]
         self.names = [name_of(name, self.base) for name in learned]
         self.parameters = [self._parameters[name] for name in learned]
@@ -149,7 +142,7 @@ def _by_name(dictionaries: Sequence[Mapping[str, Tensor]]) -> dict[str, list[Ten
     return {name: [d[name].detach() for d in dictionaries] for name in dictionaries[0]}
 
 
-def _stackable(model: TrainableModel) -> dict[str, Tensor]:
+def stackable(model: TrainableModel) -> dict[str, Tensor]:
     """Buffers that a bound can read; data a closed-form model keeps for its predictions are not among them."""
     return {name: b for name, b in model.named_buffers() if not name.startswith("observations.")}
 

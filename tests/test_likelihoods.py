@@ -310,6 +310,18 @@ def test_poisson_predictive_of_large_counts() -> None:
                 assert value == pytest.approx(reference, abs=tolerance, rel=tolerance if reference < -50 else 0)
 
 
+@pytest.mark.parametrize(("mean", "variance"), [(-3.0, 4.0), (1.0, 1e-4), (4.6, 0.05), (6.0, 3.0), (14.0, 4.0)])
+def test_poisson_distribution_function_whatever_is_narrower(mean: float, variance: float) -> None:
+    """The function or the counts' noise; the last needs some 100,000 equidistant nodes."""
+    counts = [0, 1, *(int(np.exp(mean + k * (variance + np.exp(-mean)) ** 0.5)) for k in (-1, -0.2, 0.3, 1.5))]
+    tall = [torch.full((1, len(counts), 1), value) for value in (mean, variance)]
+    found = Poisson().predictive(*tall).cdf(torch.tensor(counts, dtype=torch.float64)[:, None])[:, 0]
+    z = np.linspace(-8.5, 8.5, 400_001)
+    mass = stats.norm.pdf(z) * (z[1] - z[0])
+    expected = [(mass * stats.poisson.cdf(k, np.exp(mean + variance**0.5 * z))).sum() for k in counts]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
+
+
 # ---- wide functions, heavy tails and far targets
 
 

@@ -195,14 +195,7 @@ class Poisson(Likelihood):
         return (y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1)).sum(-1)
 
     def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
-        if variance is None:
-            return PoissonMixture(log_weights, mean, torch.zeros_like(mean), math.inf)
-        # as a function of f the mass of a count near exp(f) is as wide as exp(-f / 2)
-        deviation = variance.sqrt()
-        width = (deviation * (0.5 * (mean + 4 * deviation)).exp()).nan_to_num(nan=0.0, posinf=math.inf)  # 0 * inf = 0
-        narrowest = float(width.max()) if width.numel() else 0.0
-        spacing = 0.6 / narrowest if narrowest > 0 else math.inf
-        return PoissonMixture(log_weights, mean, variance, spacing)
+        return PoissonMixture(log_weights, mean, torch.zeros_like(mean) if variance is None else variance)
 
 
 def _log_mean_sigmoid(mean: Tensor, variance: Tensor, nodes: Tensor, log_nodes: Tensor) -> Tensor:

@@ -2,40 +2,31 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.likelihoods.mixtures import (
-    Mixture,
-    Moments,
-    node_count,
-    on_nodes,
-    standard_normal,
-    weighted_mean,
-)
+from vibayes.likelihoods.mixtures import Mixture, Moments, standard_normal
+from vibayes.likelihoods.special import ndtr
 from vibayes.likelihoods.targets import binary_targets, class_targets, count_targets
-from vibayes.quadrature import standard_deviation, stretched_grid
+from vibayes.quadrature import normal_grid, standard_deviation, stretched_grid
 
 __all__ = ["BernoulliMixture", "CategoricalMixture", "PoissonMixture", "binary_entropy"]
 
 
 @dataclass(frozen=True, eq=False)
 class PoissonMixture(Mixture):
-    """`y | f ~ Poisson(exp(f))` with the Gaussian of `f` given each draw on nodes.
+    """`y | f ~ Poisson(exp(f))` with a Gaussian of `f` given each draw.
 
     Attributes:
         mean: mean of the log rate given each draw, `[S, N, P]`.
         variance: its variance, `[S, N, P]`.
-        spacing: of the nodes, in standard deviations; infinite when every variance is zero.
     """
 
     mean: Float[Tensor, "s n p"]
     variance: Float[Tensor, "s n p"]
-    spacing: float
 
     kind: ClassVar[str] = "counts"
     ROWS: ClassVar[tuple[str, ...]] = ("mean", "variance")
@@ -44,12 +35,8 @@ class PoissonMixture(Mixture):
 
     @property
     def n_nodes(self) -> int:
-        """Q, the number of nodes for the log rate."""
-        return max(node_count(self.spacing), 53)
-
-    @cached_property
-    def _log_rates(self) -> tuple[Tensor, Tensor]:
-        return on_nodes(self.mean, self.variance, self.spacing)
+        """Q, the number of nodes of an integral."""
+        return len(stretched_grid(self.dtype)[0])
 
     def draw_log_prob(self, y: Float[Tensor, "n p"]) -> Float[Tensor, "s n"]:
         """`log p(y | draw)`, summed over targets.
@@ -76,12 +63,27 @@ class PoissonMixture(Mixture):
         return log_prob.sum(-1)
 
     def cdf(self, y: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
-        """`P(count <= y)` of each target: the upper incomplete gamma function at the rate."""
-        f, log_nodes = self._log_rates
+        """`P(count <= y)` of each target, `E[Q(a, exp(f))]` with `a = y + 1`, Q the upper incomplete gamma function.
+
+        Given `f` it is the probability that `u > f`, `u` the logarithm of a Gamma(a) variable. The narrower of `f` and
+        `u` is integrated on nodes, where the other one's distribution function is smooth; few nodes do for any count.
+        """
         whole = y.floor()
-        below = torch.special.gammaincc(whole.clamp(min=0) + 1, f.exp())  # [S, Q, N, P]
-        share = weighted_mean(self.log_weights[:, None] + log_nodes, below)
-        return torch.where(whole < 0, 0.0, share)
+        a = whole.clamp(min=0) + 1
+        if not bool(self.variance.any()):  # nothing to integrate
+            share = self.over_draws(torch.special.gammaincc(a, self.mean.exp()))
+            return torch.where(whole < 0, 0.0, share)
+        wide = self.variance * a > 1  # than u
+        z, log_z = normal_grid(math.inf, self.dtype, self.device)
+        f = self.mean[:, None] + standard_deviation(self.variance)[:, None] * z[:, None, None]
+        rate = torch.where(wide[:, None], 0.0, f.exp())  # at zero the function below takes no time
+        over_f = (log_z.exp()[:, None, None] * torch.special.gammaincc(a, rate)).sum(1)  # [S, N, P]
+        nodes, log_nodes = stretched_grid(self.dtype, self.device)
+        t = nodes[:, None, None] * a.rsqrt()  # u - log a  [Q, N, P]
+        mass = torch.softmax(log_nodes[:, None, None] + a * (t - t.expm1()), 0)
+        deviation = torch.where(wide, self.variance, 1.0).sqrt()
+        over_u = (mass * ndtr((a.log() + t - self.mean[:, None]) / deviation[:, None])).sum(1)
+        return torch.where(whole < 0, 0.0, self.over_draws(torch.where(wide, over_u, over_f)))
 
     def quantile(self, q: float) -> Float[Tensor, "n p"]:
         """The smallest count whose distribution function reaches `q`, by doubling and bisection."""

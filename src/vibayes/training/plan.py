@@ -163,13 +163,16 @@ def _times(
 ) -> dict[int, float]:
     """Seconds per model and step, by the number of models in a joint step."""
     found: dict[int, float] = {}
-    for size in sorted({min(size, len(models)) for size in sizes}):
+    sizes = {min(size, len(models)) for size in sizes}
+    for size in sorted(sizes):
         times = []
-        for _ in range(3):
+        steps = -(-max(sizes) // size)  # the same work for every size: on a busy machine a short one may have luck
+        for _ in range(2):
             begin = time.perf_counter()
-            _evaluate(models[:size], sources[:size], options.n_samples)
+            for _ in range(steps):
+                _evaluate(models[:size], sources[:size], options.n_samples)
             times.append(time.perf_counter() - begin)
-        found[size] = min(times) / size
+        found[size] = min(times) / (size * steps)
     return found
 
 

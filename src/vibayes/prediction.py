@@ -238,16 +238,27 @@ class Prediction:
         mixture = self._ordered("cdf")
         values = as_tensor(y, "y", device=mixture.device)
         values = values if values.is_floating_point() else values.double()
-        size = (len(self), mixture.n_targets)
-        if values.ndim == 1 and size[1] == 1:
-            values = values[:, None]
-        if values.ndim != 0 and values.shape != size:
-            raise ShapeError(f"Expected a number or values of shape {list(size)}, got {list(values.shape)}.")
-        z = ((values - self._loc) / self._scale).to(mixture.dtype).expand(size)
+        z = ((self._per_row(values) - self._loc) / self._scale).to(mixture.dtype)
         parts = []
         for index in mixture.slices():
             rows = mixture.rows(index)
             parts.append(rows.cdf(z[index]))
+        return self._out(torch.cat(parts))
+
+    def crps(self, y: Tensor) -> Tensor | None:
+        """Continuous ranked probability score of each target where it has a closed form: of Gaussian noise.
+
+        `vibayes.metrics.crps` averages it, and integrates where this is None.
+        """
+        if not isinstance(self.mixture, ContinuousMixture):
+            return None
+        z = (self._per_row(as_tensor(y, "y", device=self.mixture.device).double()) - self._loc) / self._scale
+        parts = []
+        for index in self.mixture.slices():
+            score = self.mixture.rows(index).crps(z[index])
+            if score is None:
+                return None
+            parts.append(score * self._scale)
         return self._out(torch.cat(parts))
 
     def quantile(self, q: float | Sequence[float] | Tensor) -> Tensor:
@@ -361,6 +372,15 @@ class Prediction:
     def _out(self, values: Tensor) -> Tensor:
         """`[..., N, P]` as the user sees it."""
         return values.squeeze(-1) if self._squeeze and self.kind != "classes" else values
+
+    def _per_row(self, values: Tensor) -> Tensor:
+        """A number, `[N]` for a single target, or `[N, P]`, as `[N, P]`."""
+        size = (len(self), self.mixture.n_targets)
+        if values.ndim == 1 and size[1] == 1:
+            values = values[:, None]
+        if values.ndim != 0 and values.shape != size:
+            raise ShapeError(f"Expected a number or values of shape {list(size)}, got {list(values.shape)}.")
+        return values.expand(size)
 
     def _ordered(self, name: str) -> ContinuousMixture | PoissonMixture:
         if not isinstance(self.mixture, ContinuousMixture | PoissonMixture):

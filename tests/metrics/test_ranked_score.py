@@ -10,7 +10,7 @@ from scipy import integrate, special, stats
 from torch import Tensor
 
 from vibayes import metrics
-from vibayes.likelihoods import Poisson, StudentT
+from vibayes.likelihoods import Gaussian, Poisson, StudentT
 from vibayes.prediction import Prediction
 
 
@@ -30,21 +30,51 @@ def mixture_crps(means: Tensor, std: float, y: Tensor) -> float:
     return float(A(y - means, std).mean() - 0.5 * A(means[:, None] - means, std * 2**0.5).mean())
 
 
+class Integrated:
+    """A prediction that does not tell its closed form."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        self.quantile, self.cdf = prediction.quantile, prediction.cdf
+
+
+@pytest.mark.parametrize(("of", "tolerance"), [(lambda prediction: prediction, 1e-12), (Integrated, 1e-6)])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
-def test_crps_of_a_gaussian_is_the_closed_form(scale):
+def test_crps_of_a_gaussian_is_the_closed_form(scale, of, tolerance):
     mean = scale * torch.randn(1, 50)
     y = mean[0] + scale * torch.linspace(-20, 20, 50)  # far outside too
     expected = gaussian_crps(mean[0].numpy(), scale, y.numpy()).mean()
-    assert metrics.crps(gaussian(mean, scale**2), y) == pytest.approx(expected, rel=1e-6)
+    assert metrics.crps(of(gaussian(mean, scale**2)), y) == pytest.approx(expected, rel=tolerance)
 
 
+@pytest.mark.parametrize(("of", "tolerance"), [(lambda prediction: prediction, 1e-12), (Integrated, 1e-5)])
 @pytest.mark.parametrize("std", [1.0, 0.1, 0.003])
 @pytest.mark.parametrize("y", [-5.0, 0.3, 5.01])
-def test_crps_of_a_mixture_is_the_closed_form(std, y):
+def test_crps_of_a_mixture_is_the_closed_form(std, y, of, tolerance):
     means = torch.tensor([-5.0, -4.9, 0.0, 5.0, 5.0, 5.2])
     expected = mixture_crps(means, std, torch.tensor(y))
-    got = metrics.crps(gaussian(means[:, None], std**2), torch.tensor([y]))
-    assert got == pytest.approx(expected, rel=1e-5)
+    got = metrics.crps(of(gaussian(means[:, None], std**2)), torch.tensor([y]))
+    assert got == pytest.approx(expected, rel=tolerance)
+
+
+def test_crps_of_draws_with_weights_and_variances_in_units():
+    """What each draw leaves open of the function, weights of draws, two targets, units: the integral of all of it."""
+    mean, variance, y = torch.randn(4, 3, 2), torch.rand(4, 3, 2), 10 * torch.randn(3, 2)
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    mixture = Gaussian(torch.tensor([0.1, 0.5]), out_features=2).predictive(mean, variance, log_weights=weights.log())
+    prediction = Prediction(mixture, loc=torch.tensor([1.0, 2.0]), scale=torch.tensor([3.0, 20.0]))
+    scores = prediction.crps(y)
+    assert scores.shape == (3, 2)
+    assert metrics.crps(prediction, y) == pytest.approx(float(scores.mean()), rel=1e-12)
+    assert metrics.crps(Integrated(prediction), y) == pytest.approx(float(scores.mean()), rel=1e-6)
+
+
+def test_crps_integrates_few_rows_at_a_time(monkeypatch):
+    prediction = Prediction(StudentT(df=3.0).predictive(torch.randn(2, 7, 1)), squeeze=True)
+    assert prediction.crps(torch.zeros(7)) is None
+    y = torch.randn(7)
+    whole = metrics.crps(prediction, y)
+    monkeypatch.setattr("vibayes.metrics.ranked_score._CRPS_ROWS", 3)
+    assert metrics.crps(prediction, y) == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize(("df", "tolerance"), [(3.0, 1e-6), (1.0, 2e-5)])

@@ -178,6 +178,10 @@ class Mixture(ABC):
     def draw_log_prob(self, y: Tensor) -> Float[Tensor, "s n"]:
         """`log p(y | draw)`, summed over targets."""
 
+    def crps(self, y: Tensor) -> Float[Tensor, "n p"] | None:
+        """Continuous ranked probability score of each target in closed form; None where there is none."""
+        return None
+
     @abstractmethod
     def moments(self) -> Moments:
         """First two moments given each draw."""

@@ -152,6 +152,15 @@ class GaussianMixture(ContinuousMixture):
     def _standard_cdf(self, z: Tensor) -> Tensor:
         return ndtr(z)
 
+    def crps(self, y: Float[Tensor, "n p"]) -> Float[Tensor, "n p"]:
+        """`E|Y - y| - E|Y - Y'| / 2` for independent `Y` and `Y'` (Grimit et al. 2006)."""
+        mean, variance = self.mean.double(), (self.variance + self.noise).double()
+        log_weights = self.log_weights.double()
+        spread = torch.zeros_like(mean[0])
+        for weight, m, v in zip(log_weights.exp(), mean, variance, strict=True):
+            spread = spread + weight * weighted_mean(log_weights, _mean_size(mean - m, variance + v))
+        return weighted_mean(log_weights, _mean_size(y.double() - mean, variance)) - 0.5 * spread
+
     def moments(self) -> Moments:
         """First two moments given each draw."""
         return Moments(self.mean, self.variance, self.noise.expand_as(self.mean))
@@ -257,3 +266,11 @@ class StudentTMixture(ContinuousMixture):
 
 def _log_normal(z: Tensor) -> Tensor:
     return -0.5 * z.square() - 0.5 * math.log(2 * math.pi)
+
+
+def _mean_size(mean: Tensor, variance: Tensor) -> Tensor:
+    """`E|x|` for `x ~ N(mean, variance)`."""
+    scale = variance.sqrt()
+    z = mean / scale
+    size: Tensor = mean * torch.special.erf(z * 0.5**0.5) + scale * (2 / math.pi) ** 0.5 * (-0.5 * z.square()).exp()
+    return size

@@ -144,7 +144,8 @@ def test_the_best_top_layer_has_no_gradient_in_any_draw_without_the_score_term()
             h = first(x)  # the lower layer, as it is in this draw
             K = last.kernel(h) + 1e-9 * torch.eye(8)
             L = torch.linalg.cholesky_ex(K).L
-        u = L @ last.posterior.sample(Site("1", L, 1, K), Draw())  # a draw of the top layer, differentiable
+        drawn = Draw()
+        u = L @ last.posterior.sample(Site("1", L, 1, K), drawn)  # a draw of the top layer, differentiable
         pseudo, precision = last.posterior.pseudo_outputs, last.posterior.precision.value
         if not score:
             pseudo, precision = pseudo.detach(), precision.detach()
@@ -152,6 +153,7 @@ def test_the_best_top_layer_has_no_gradient_in_any_draw_without_the_score_term()
         # log q(u) = log p(u) + log N(pseudo; u, Lambda^-1) - log N(pseudo; 0, K + Lambda^-1)
         seen = torch.distributions.Normal(u[:, 0], precision.rsqrt()).log_prob(pseudo[:, 0]).sum()
         log_ratio = linalg.log_normal(pseudo, C) - seen
+        torch.testing.assert_close(drawn.log_ratios["1"], log_ratio)  # the ratio that the layer reports
         log_likelihood = torch.distributions.Normal(u[:, 0], math.sqrt(noise)).log_prob(y[:, 0]).sum()
         return torch.cat([g.flatten() for g in torch.autograd.grad(log_likelihood + log_ratio, top)])
 

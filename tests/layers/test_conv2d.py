@@ -268,6 +268,8 @@ def test_bad_channels_and_options() -> None:
     for option in ("groups", "dilation"):  # refused by Python, as arguments that there are not
         with pytest.raises(TypeError, match=option):
             vb.Conv2d(2, 2, 3, **{option: 2})
+    with pytest.raises(ConfigurationError, match=r"bias must be True or False, got 2\. .* neither dilation nor groups"):
+        vb.Conv2d(2, 2, 3, 1, 1, 2)  # torch's sixth argument is the dilation
     with pytest.raises(ConfigurationError, match="outside a Model"):
         vb.Conv2d(2, 3, 3)(torch.randn(1, 2, 5, 5))
 

@@ -96,6 +96,11 @@ class Conv2d(WeightLayer):
         geometry = Geometry(
             _pair(kernel_size, "kernel_size", 1), _pair(stride, "stride", 1), _pair(padding, "padding", 0)
         )
+        if bias not in (True, False):
+            raise ConfigurationError(
+                f"bias must be True or False, got {bias!r}. Bayesian convolutions have neither dilation nor groups, "
+                "which torch takes in this place."
+            )
         width = in_channels * geometry.taps
         super().__init__(width, out_channels, width + bool(bias), prior, posterior)
         self.in_channels, self.geometry, self.bias = in_channels, geometry, bool(bias)

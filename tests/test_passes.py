@@ -53,14 +53,15 @@ def test_joint_draws_of_deep_processes_come_a_few_at_a_time(ask: str, monkeypatc
 
 
 def test_draws_of_large_covariances_come_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(4, 60, 3, 3)
+    x = torch.randn(64, 60, 3, 3)
     model = vb.Model(nn.Sequential(vb.Conv2d(60, 1, 3, padding=1), nn.Flatten(), vb.Linear(9, 3)), vb.Categorical(),
-                     inducing=x[:2])  # fmt: skip
-    model.initialize(x, torch.arange(4) % 3)
-    few = predicted_at_once(x, None, 6, 2, model.layers.values())[1]
+                     inducing=x[:61])  # fmt: skip
+    model.initialize(x, torch.arange(64) % 3)
+    few = predicted_at_once(x, None, 6, 61, model.layers.values())[1]
     assert few == 20_000_000 // 541**2
     monkeypatch.setattr(passes_module, "_NUMBERS_PER_PASS", 2 * 541**2)
     passes: list[int] = []
     model.network.register_forward_pre_hook(lambda *_: passes.append(1))
-    assert model.predict(x, n_samples=6).probs.shape == (4, 3)
+    assert model.predict(x, n_samples=6).probs.shape == (64, 3)
     assert len(passes) == 3
+    assert model.network[0].covariance_size(40) == 360  # patches, of which there are fewer than weights

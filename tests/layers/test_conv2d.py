@@ -109,6 +109,48 @@ def test_global_inducing_is_regression_on_explicit_patches(kind: str, prior: str
     torch.testing.assert_close(draw.log_ratios["layer"], ratio)
 
 
+@pytest.mark.parametrize("form", ["diagonal", "per_output"])
+@pytest.mark.parametrize("prior", ["neal", "spatial"])
+@pytest.mark.parametrize("kind", ["same", "strided"])
+def test_fewer_patches_than_weights_give_the_same_posterior(kind: str, prior: str, form: str) -> None:
+    """Draws by Matheron's rule have the moments and log ratios of the dense regression on explicit patches."""
+    layer = vb.Conv2d(
+        8, 2, prior=PRIORS[prior](), posterior=vb.GlobalInducing(form, log_precision=1.0), **CONVOLUTIONS[kind]
+    )
+    x = torch.randn(2, 8, 3, 4)
+    layer.bind("layer", n_inducing=2)
+    layer.complete(layer.value_shape(x))
+    torch.nn.init.normal_(layer.posterior.precision.raw, std=0.3)
+    geometry, K = layer.geometry, layer.fan_in
+    places = math.prod(layer.out_shape[1:])
+    assert 2 * places < K
+    with torch.no_grad():
+        root = layer.prior.root(layer, Draw())
+        at = layer.site("layer", root, x, x)
+
+    def drawn(noise: Tensor) -> tuple[Tensor, Tensor]:
+        draw = Draw(noise={"layer.inducing": noise})
+        return layer.posterior.sample(at, draw), draw.log_ratios["layer"]
+
+    noise = torch.randn(K + 2 * places, 2)
+    (v, log_ratio), (middle, _) = drawn(noise), drawn(torch.zeros_like(noise))
+    slopes = torch.autograd.functional.jacobian(lambda noise: drawn(noise)[0], noise)  # [K, P, noise, P]
+    D = with_ones(patches(x, geometry, circular=geometry.circular).flatten(0, 1), layer.bias)
+    D = D @ root.apply(torch.eye(K))
+    y = layer.posterior.pseudo_outputs.permute(0, 2, 3, 1).flatten(0, 2)
+    weights = layer.posterior.precision.value.expand(2, 2).repeat_interleave(places, -1)
+    expected = torch.zeros(())
+    for p in range(2):
+        B = torch.eye(K) + D.mT @ (weights[p][:, None] * D)
+        mean = torch.linalg.solve(B, D.mT @ (weights[p] * y[:, p]))
+        torch.testing.assert_close(middle[:, p], mean)
+        torch.testing.assert_close(slopes[:, p].flatten(1) @ slopes[:, p].flatten(1).mT, torch.linalg.inv(B))
+        torch.testing.assert_close(slopes[:, p].flatten(1) @ slopes[:, 1 - p].flatten(1).mT, torch.zeros(K, K))
+        q = torch.distributions.MultivariateNormal(mean, precision_matrix=B)
+        expected = expected - 0.5 * (v[:, p].square() + math.log(2 * math.pi)).sum() - q.log_prob(v[:, p])
+    torch.testing.assert_close(log_ratio, expected)
+
+
 @pytest.mark.parametrize("kind", ["same", "strided"])
 def test_a_precision_per_output_with_equal_values_is_the_shared_one(kind: str) -> None:
     x, y = images()

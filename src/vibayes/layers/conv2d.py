@@ -1,5 +1,6 @@
 """A convolutional layer with weights to infer."""
 
+import math
 import numbers
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.convolution import Geometry, normal_equations
+from vibayes.convolution import Geometry, normal_equations, patches
 from vibayes.data import Units, check_count
 from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
@@ -21,7 +22,9 @@ __all__ = ["Conv2d"]
 
 @dataclass(frozen=True)
 class _Images(Site):
-    """The site of a convolution with inducing images: its design, all their patches, is never written down.
+    """The site of a convolution with inducing images, whose design is all their patches.
+
+    It is written down only where there are clearly fewer of them than weights.
 
     Attributes:
         images: `[M, C, H, W]`.
@@ -32,6 +35,12 @@ class _Images(Site):
     images: Tensor | None = None
     geometry: Geometry | None = None
     bias: bool = False
+
+    def observations(self, y: Tensor, precision: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """From pseudo-outputs `[M, P, H', W']` with one precision per image to one for each patch."""
+        places = math.prod(y.shape[2:])
+        each = None if precision is None else precision.repeat_interleave(places, -1)
+        return y.permute(0, 2, 3, 1).flatten(0, 2), each
 
     def moments(self, precision: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """`D^T Lambda D` and `D^T Lambda y` for pseudo-outputs `[M, P, H', W']`, with one precision per image."""
@@ -60,7 +69,9 @@ class Conv2d(WeightLayer):
     With `GlobalInducing` there are pseudo-outputs `[M, out_channels, H', W']` and one precision per inducing image.
     Where stride is 1 and padding keeps the size of images (`padding = kernel_size // 2`, odd kernels), the posterior is
     computed from autocorrelations with circular boundaries, much faster and leaner than from patches; the network
-    itself has zeros at the boundaries. With `LocalInducing` the inducing inputs are patches `[M, in_channels * k * k]`.
+    itself has zeros at the boundaries. Where there are clearly fewer patches than weights, as in the last layers of
+    wide networks, matrices of patches by patches take the place of those of weights by weights. With `LocalInducing`
+    the inducing inputs are patches `[M, in_channels * k * k]`.
 
     Args:
         in_channels: channels of the images that come in, `[N, C, H, W]`.
@@ -108,7 +119,7 @@ class Conv2d(WeightLayer):
 
     def covariance_size(self, n_inducing: int) -> int:
         """As of other layers; an inducing image is many rows of the design."""
-        return super().covariance_size(self.fan_in if n_inducing else 0)
+        return super().covariance_size(n_inducing * math.prod((self.out_shape or ())[1:]))
 
     @property
     def out_channels(self) -> int:
@@ -179,9 +190,11 @@ class Conv2d(WeightLayer):
     def site(self, name: str, root: Root, rows: Tensor, inducing: Tensor | None) -> Site:
         """Inducing images (global), or patches, whose features are the design (local)."""
         if inducing is not None and inducing.ndim == 4:
+            places = math.prod(self.geometry.output_size(*inducing.shape[2:]))
+            few = 4 * len(inducing) * places < 3 * self.fan_in  # where it is faster: benchmarks/conv_wide.py
             return _Images(
                 name,
-                None,
+                self._design(patches(inducing, self.geometry, circular=self.geometry.circular), root) if few else None,
                 self.out_features,
                 root=root,
                 rows=rows,
@@ -189,8 +202,12 @@ class Conv2d(WeightLayer):
                 geometry=self.geometry,
                 bias=self.bias,
             )
-        design = None if inducing is None else root.transposed(with_ones(inducing, self.bias).mT).mT
+        design = None if inducing is None else self._design(inducing, root)
         return Site(name, design, self.out_features, root=root, rows=rows)
+
+    def _design(self, patches: Tensor, root: Root) -> Tensor:
+        """Patches `[..., taps of all channels]` as whitened features `[M, K]`."""
+        return root.transposed(with_ones(patches.flatten(0, -2), self.bias).mT).mT
 
     def moments(
         self, rows: Tensor, site: Site, q: Gaussian | Diagonal, joint: bool

@@ -24,7 +24,8 @@ __all__ = ["Diagonal", "Gaussian", "Posterior", "Site"]
 class Site:
     """What a posterior needs to know of a layer: inducing values are `u = design @ v`, `v ~ N(0, I)` per output.
 
-    A layer whose design would be too large to write down makes a subclass with `design=None` and gives `moments`.
+    A layer whose design may be too large to write down makes a subclass, which has `design=None` then and gives
+    `moments`.
 
     Attributes:
         name: the layer's name, under which noise is drawn and log ratios are reported.
@@ -70,6 +71,10 @@ class Site:
     def narrow(self) -> bool:
         """Whether algebra in K x K matrices is cheaper than in M x M ones, as it is for few weights."""
         return self.gram is None and (self.design is None or self.design.shape[-1] <= self.design.shape[-2])
+
+    def observations(self, y: Tensor, precision: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Pseudo-outputs and the diagonal of their precision, one for each row of the design."""
+        return y, precision
 
     def moments(self, precision: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """`D^T Lambda D` and `D^T Lambda y`: all that a regression onto pseudo-outputs needs in weight space.

@@ -126,7 +126,9 @@ def sample_given_pseudo(
         precision: the diagonal of `Lambda`, `[M]` or `[P, M]`; None where it is full.
         T: the factor of a full `Lambda`, `[M, M]`, or `[P, M, M]` for one per output.
     """
-    return _in_weights(site, draw, y, precision, T) if site.narrow else _matheron(site, draw, y, precision, T)
+    if site.narrow:
+        return _in_weights(site, draw, y, precision, T)
+    return _matheron(site, draw, *site.observations(y, precision), T)
 
 
 def _in_weights(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Tensor | None) -> Tensor:

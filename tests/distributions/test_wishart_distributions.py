@@ -1,6 +1,8 @@
 """Values, refusals and numerics of the Wishart family and the matrix normal, one by one."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from wishart_cases import build, parameters, scale, standard
 
 from vibayes.distributions import GeneralizedSingularWishart, InverseWishart, LowerUpper, MatrixNormal, Wishart
 from vibayes.distributions.lower_upper import log_abs_det
-from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
+from vibayes.errors import ConfigurationError, DataError, NotPositiveDefiniteError, ShapeError
 
 
 @pytest.mark.parametrize(("n", "nu"), [(1, 0.5), (2, 1.5), (3, 3), (3, 9.2), (5, 6.5)])
@@ -320,7 +322,38 @@ def test_validation_can_be_switched_off() -> None:
         GeneralizedSingularWishart(torch.eye(3), 2, **(standard(3, 2) | {"alpha": -torch.ones(2)}), validate_args=True)
 
 
-def test_outside_the_support_is_nan() -> None:
-    assert Wishart(torch.eye(3), 5).log_prob(-torch.eye(3)).isnan()
-    assert InverseWishart(torch.eye(3), 5).log_prob(-torch.eye(3)).isnan()
-    assert GeneralizedSingularWishart(torch.eye(3), 2, **standard(3, 2)).log_prob(-torch.eye(3)).isnan()
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: Wishart(torch.eye(3), 5, **options),
+        lambda **options: InverseWishart(torch.eye(3), 5, **options),
+        lambda **options: GeneralizedSingularWishart(torch.eye(3), 2, **standard(3, 2), **options),
+    ],
+)
+def test_matrices_outside_the_support_are_refused(make: Callable[..., Any]) -> None:
+    bad = torch.stack([torch.eye(3), -torch.eye(3)])
+    with pytest.raises(DataError, match=r"log_prob expects matrices in its support.*1 of 2 are not"):
+        make().log_prob(bad)
+    with pytest.raises(DataError, match="1 of 1 are not"):
+        make().expand((2,)).log_prob(torch.eye(3) + torch.ones(3, 3).triu(1))  # not symmetric
+    unchecked = make(validate_args=False).log_prob(bad)
+    assert unchecked[0].isfinite()
+    assert unchecked[1].isnan()
+    assert torch.func.vmap(make().log_prob)(bad)[1].isnan()  # values cannot be looked at
+
+
+@pytest.mark.parametrize("nu", [4.7, [4.2, 9.0]])
+def test_modes_are_where_densities_are_flat(nu: float | list[float]) -> None:
+    S, degrees = scale(3), torch.tensor(nu) if isinstance(nu, list) else nu
+    for distribution in (Wishart(S, degrees), InverseWishart(S, degrees)):
+        mode = distribution.mode.requires_grad_()
+        assert mode.shape == (*distribution.batch_shape, 3, 3)
+        (slope,) = torch.autograd.grad(distribution.log_prob(mode).sum(), mode)
+        torch.testing.assert_close(slope + slope.mT, torch.zeros_like(slope), atol=1e-9, rtol=0)
+    assert Wishart(S, 4.0).mode.isnan().all()
+    assert Wishart(S, 2).mode.isnan().all()
+
+
+def test_a_matrix_normal_is_densest_at_its_mean() -> None:
+    mean = torch.randn(3, 2)
+    assert torch.equal(MatrixNormal(mean, torch.eye(3), torch.eye(2)).mode, mean)

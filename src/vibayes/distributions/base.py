@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix
-from vibayes.errors import ConfigurationError, ShapeError
+from vibayes.errors import ConfigurationError, DataError, ShapeError
 
 __all__ = [
     "MatrixDistribution",
@@ -27,16 +27,18 @@ class MatrixDistribution(Distribution, ABC):
     """A distribution over matrices that samples from prepared standard normals.
 
     Parameters keep the shapes they came with and broadcast when used; `batch_shape` is what they broadcast to.
-    Shapes are always checked. Values are checked unless `validate_args=False` (the check waits for the device), and
-    where they can be looked at: never inside `torch.func` transforms, `torch.compile` or the capture of a CUDA graph.
+    Shapes are always checked. Values of parameters, and matrices whose density is asked for, are checked unless
+    `validate_args=False` (the check waits for the device), and where they can be looked at: never inside `torch.func`
+    transforms, `torch.compile` or the capture of a CUDA graph. There a matrix outside the support has a density of NaN.
     """
 
     has_rsample = True
     # How many trailing axes of each parameter belong to one item; those in front are batch axes.
     _item_axes: ClassVar[dict[str, int]]
 
-    def _finish(self, event_shape: Sequence[int]) -> None:
+    def _finish(self, event_shape: Sequence[int], validate_args: bool | None) -> None:
         """Set the shapes, once the parameters are in place."""
+        self._checks = validate_args
         batches = {}
         for name, axes in self._item_axes.items():
             value = getattr(self, name)
@@ -65,7 +67,7 @@ class MatrixDistribution(Distribution, ABC):
             if isinstance(value, Tensor | LowerUpper | SquareMatrix):
                 item = value.shape[len(value.shape) - axes :]
                 new.__dict__[name] = value.expand(torch.Size(batch_shape) + item)
-        new._finish(self.event_shape)
+        new._finish(self.event_shape, self._checks)
         return new
 
     def __repr__(self) -> str:
@@ -89,6 +91,19 @@ class MatrixDistribution(Distribution, ABC):
         return noise
 
     def _check_event(self, value: Tensor) -> None:
+        """Refuse matrices of another shape, and those outside the support where values are checked."""
+        self._check_event_shape(value)
+        if values_visible(self._checks, value):
+            support: Any = self.support
+            inside = support.check(value)
+            if not bool(inside.all()):
+                raise DataError(
+                    f"{type(self).__name__}.log_prob expects matrices in its support, {support}; "
+                    f"{int((~inside).sum())} of {inside.numel()} are not. Look at where they come from; "
+                    "validate_args=False gives NaN in their places."
+                )
+
+    def _check_event_shape(self, value: Tensor) -> None:
         if value.shape[-2:] != self.event_shape:
             raise ShapeError(
                 f"{type(self).__name__}.log_prob expects matrices of shape {tuple(self.event_shape)}, "

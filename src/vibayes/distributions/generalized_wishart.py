@@ -100,7 +100,7 @@ class GeneralizedSingularWishart(GramDistribution):
         if validate_args is not False:
             self._check_values(validate_args, tensors, A)
         self.A = SquareMatrix(A) if isinstance(A, Tensor) else A
-        self._finish((n, n))
+        self._finish((n, n), validate_args)
 
     def _check_values(
         self, validate_args: bool | None, tensors: Mapping[str, Tensor], A: Tensor | LowerUpper | None
@@ -141,10 +141,7 @@ class GeneralizedSingularWishart(GramDistribution):
     def log_prob(
         self, value: Float[Tensor, "*batch n n"], *, sticking_the_landing: bool = False
     ) -> Float[Tensor, "*batch"]:
-        """Log density of `G`; NaN where its leading `nt x nt` block is not positive definite.
-
-        Only the elements `G_ij`, `j <= nt`, are looked at. That a singular `G` has rank `nt` is not checked.
-        """
+        """Log density of `G`, from its elements `G_ij`, `j <= nt`; that a singular `G` has rank `nt` is not checked."""
         self._check_event(value)
         return self._log_prob_factor(trapezoid(value, self.rank), self.A is None, sticking_the_landing)
 

@@ -68,7 +68,7 @@ class InverseWishart(GramDistribution):
         if isinstance(nu, Tensor):
             check_dtypes(scale=self.scale_tril, nu=nu)
         self.nu = nu
-        self._finish((n, n))
+        self._finish((n, n), validate_args)
 
     def rsample_factor(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> FactorSample:
         """A draw of the Cholesky factor `F` of `G`, with `T` and `log |G|`.
@@ -83,13 +83,13 @@ class InverseWishart(GramDistribution):
         return FactorSample(F, T, linalg.logdet_factor(F))
 
     def log_prob(self, value: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-        """Log density of `G`; NaN where it is not positive definite."""
+        """Log density of `G`."""
         self._check_event(value)
         return self.log_prob_factor(linalg.cholesky(value)[0])
 
     def log_prob_factor(self, F: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
         """Log density of `G = F F^T` by its Cholesky factor `F`, as `rsample_factor` draws it."""
-        self._check_event(F)
+        self._check_event_shape(F)
         n, nu, L = self.event_shape[0], self.nu, self.scale_tril
         return (
             0.5 * nu * linalg.logdet_factor(L)
@@ -113,6 +113,12 @@ class InverseWishart(GramDistribution):
         product = diagonal[..., :, None] * diagonal[..., None, :]
         variance = ((e + 1) * S.square() + (e - 1) * product) / (e * (e - 1).square() * (e - 3))
         return torch.where(e > 3, variance, math.nan)
+
+    @property
+    def mode(self) -> Float[Tensor, "*batch n n"]:
+        """`S / (nu + N + 1)`."""
+        S, excess = self._moments()
+        return S / (excess + 2 * self.event_shape[0] + 1)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """The mean of `-log p(G)`."""

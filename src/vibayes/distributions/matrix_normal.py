@@ -60,7 +60,7 @@ class MatrixNormal(MatrixDistribution):
             )
         check_finite(validate_args, "mean", mean)
         self.loc, self.row_factor, self.column_factor = mean, row_factor, column_factor
-        self._finish(expected)
+        self._finish(expected, validate_args)
 
     @property
     def noise_shape(self) -> torch.Size:
@@ -102,6 +102,11 @@ class MatrixNormal(MatrixDistribution):
     def mean(self) -> Float[Tensor, "*batch n p"]:
         """The mean."""
         return self.loc.expand(self._extended_shape())
+
+    @property
+    def mode(self) -> Float[Tensor, "*batch n p"]:
+        """The mean."""
+        return self.mean
 
     @property
     def variance(self) -> Float[Tensor, "*batch n p"]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints
@@ -69,7 +70,7 @@ class Wishart(GramDistribution):
         if isinstance(nu, Tensor):
             check_dtypes(scale=self.scale_tril, nu=nu)
         self.nu = nu
-        self._finish((n, n))
+        self._finish((n, n), validate_args)
 
     def rsample_factor(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> FactorSample:
         """A draw of the factor `F = L T`, lower triangular `[N, nt]`, with `T` and `log |G_{:nt, :nt}|`."""
@@ -79,10 +80,7 @@ class Wishart(GramDistribution):
         return FactorSample(F, T, 2.0 * F.diagonal(dim1=-2, dim2=-1).log().sum(-1))
 
     def log_prob(self, value: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-        """Log density of `G`; NaN where its leading `nt x nt` block is not positive definite.
-
-        Only the elements `G_ij`, `j <= nt`, are looked at. That a singular `G` has rank `nt` is not checked.
-        """
+        """Log density of `G`, from its elements `G_ij`, `j <= nt`; that a singular `G` has rank `nt` is not checked."""
         self._check_event(value)
         F = trapezoid(value, self.rank)
         return self.log_prob_factor(F, 2.0 * F.diagonal(dim1=-2, dim2=-1).log().sum(-1))
@@ -119,6 +117,13 @@ class Wishart(GramDistribution):
     def mean(self) -> Float[Tensor, "*batch n n"]:
         """`nu S`."""
         return self._nu * self.scale.expand(self._extended_shape())
+
+    @property
+    def mode(self) -> Float[Tensor, "*batch n n"]:
+        """`(nu - N - 1) S`, NaN where `nu <= N + 1` and the density has no largest value."""
+        S: Tensor = self.scale.expand(self._extended_shape())
+        excess = torch.as_tensor(self._nu, dtype=S.dtype, device=S.device) - self.event_shape[0] - 1
+        return torch.where(excess > 0, excess * S, math.nan)
 
     @property
     def variance(self) -> Float[Tensor, "*batch n n"]:

@@ -86,7 +86,7 @@ def _differentiate(name: str, save: Callable[..., None], backward: Callable[...,
     def dispatch(keys: Any, *given: Any) -> Any:
         if forward_ad._current_level >= 0:
             _refuse_tangents(given)
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*given)):
+        if not (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in given)):
             return run(keys, given)
         if not torch._C._are_functorch_transforms_active():
             return function.apply(keys, *given)

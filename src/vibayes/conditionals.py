@@ -80,15 +80,11 @@ class _ConditionalRows(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, g_mean: Tensor | None, g_loss: Tensor | None) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, g_mean: Tensor, g_loss: Tensor) -> tuple[Tensor, Tensor]:
         A, v = ctx.saved_tensors
-        # outputs that nothing was made of bring no gradient
-        g_mean = A.new_zeros(A.shape[-1], v.shape[-1]) if g_mean is None else g_mean
-        g_loss = A.new_zeros(A.shape[-1]) if g_loss is None else g_loss
         return torch.addcmul(v @ g_mean.mT, A, 2.0 * g_loss[None, :]), (g_mean.mT @ A.mT).mT
 
 

@@ -258,24 +258,17 @@ class _QuadraticAndLogDet(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(output[2], output[3])
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, output[3])
 
     @staticmethod
-    def backward(
-        ctx: Any, g_quadratic: Tensor | None, g_log_det: Tensor | None, *_: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g_quadratic: Tensor, g_log_det: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         B, R, L = ctx.saved_tensors
         if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
             L = cholesky(B)[0]
         inverse = torch.cholesky_inverse(L)
-        g_log_det = L.new_zeros(L.shape[:-2]) if g_log_det is None else g_log_det
-        d_B = g_log_det[..., None, None] * inverse
-        if g_quadratic is None:
-            return d_B, None
         solved = inverse @ R
         weighted = g_quadratic[..., None, None] * solved
-        return d_B - weighted @ solved.mT, 2.0 * weighted
+        return g_log_det[..., None, None] * inverse - weighted @ solved.mT, 2.0 * weighted
 
 
 def lower_factor(raw: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:

@@ -15,8 +15,8 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inspection import LayerFunction, layer_functions
 from vibayes.layers.base import Layer
 from vibayes.likelihoods import Likelihood
-from vibayes.modes import evaluating, keeping_averages
-from vibayes.passes import joint_draws, predicted_at_once
+from vibayes.modes import evaluating, keeping_averages, uses_batch_statistics
+from vibayes.passes import joint_draws, rows_at_once
 from vibayes.posteriors.natural import NaturalSites, natural_targets
 from vibayes.prediction import Prediction
 from vibayes.rotations import check_rotations
@@ -250,6 +250,7 @@ class Model(TrainableModel):
         scale: float | Tensor = 1.0,
         n_samples: int = 1,
         noise: Mapping[str, Tensor] | None = None,
+        at_once: int | None = None,
     ) -> Bound:
         """The terms of the bound on prepared data (see `elbo` for data in user units)."""
 
@@ -268,9 +269,25 @@ class Model(TrainableModel):
             targets = natural_targets(draw.output, expected)
             return total, total.new_zeros(()) + draw.log_ratio(), draw.failures, targets
 
-        log_likelihood, log_ratio, failures, targets = self._draws(terms, n_samples, noise, coarse=True)
+        log_likelihood, log_ratio, failures, targets = self._draws(
+            terms, n_samples, noise, coarse=True, at_once=at_once
+        )
         named = {f"{self._sites}.{name}": target.mean(0) for name, target in targets.items()}
         return Bound(log_likelihood, log_ratio, self.log_prior(), failures, named)
+
+    def _whole_bound(self, batch: Batch, scale: float, n_samples: int) -> Bound:
+        """The terms of `elbo`; a few rows at a time, each with draws of their own, where no gradients need them all."""
+        if torch.is_grad_enabled() or uses_batch_statistics(self.network):
+            return super()._whole_bound(batch, scale, n_samples)
+        draws = 1 if self.exact else n_samples
+        size, at_once = rows_at_once(batch.x, None, draws, self.n_inducing, self.layers.values())
+        parts: list[Bound] = [
+            self(x, y, scale=scale, n_samples=n_samples, at_once=at_once)
+            for x, y in zip(torch.split(batch.x, size), torch.split(batch.y, size), strict=True)
+        ]
+        log_likelihood = torch.stack([part.log_likelihood for part in parts]).sum(0)
+        log_ratio = torch.stack([part.log_ratio for part in parts]).mean(0)  # each is one of the whole model
+        return parts[0]._replace(log_likelihood=log_likelihood, log_ratio=log_ratio)
 
     def _latent_noise(self, mean: Tensor, draw: Draw) -> Tensor | None:
         K = self.likelihood.n_latent_noise
@@ -350,7 +367,7 @@ class Model(TrainableModel):
             if joint:
                 size, at_once = len(rows), joint_draws(rows, self.n_inducing, layers)
             else:
-                size, at_once = predicted_at_once(rows, batch_size, draws, self.n_inducing, layers)
+                size, at_once = rows_at_once(rows, batch_size, draws, self.n_inducing, layers)
             parts = [self._predict_rows(part, n_samples, joint, at_once) for part in torch.split(rows, size)]
         return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
 

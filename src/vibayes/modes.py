@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-__all__ = ["averages", "evaluating", "keeping_averages", "training"]
+__all__ = ["averages", "evaluating", "keeping_averages", "training", "uses_batch_statistics"]
 
 # How many are at it, in threads side by side, for every module that goes back to training mode after the last of them.
 _evaluating: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
@@ -93,3 +93,14 @@ def averages(network: nn.Module) -> dict[str, Tensor]:
         if isinstance(module, _NormBase)
         for name, buffer in module.named_buffers(recurse=False)
     }
+
+
+def uses_batch_statistics(network: nn.Module) -> bool:
+    """Whether what a network makes of a row depends on the rows beside it, by torch's batch normalisation.
+
+    >>> network = nn.Sequential(nn.BatchNorm1d(2))
+    >>> uses_batch_statistics(network), uses_batch_statistics(network.eval())
+    (True, False)
+    """
+    norms = (module for module in network.modules() if isinstance(module, _BatchNorm))
+    return any(norm.training or norm.running_mean is None for norm in norms)

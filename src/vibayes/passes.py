@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vibayes.layers.base import Layer
 
-__all__ = ["joint_draws", "predicted_at_once"]
+__all__ = ["joint_draws", "rows_at_once"]
 
 # How many rows of a table times draws one pass may hold.
 _ROWS_PER_PASS = 50_000
@@ -16,10 +16,10 @@ _NUMBERS_PER_PASS = 20_000_000
 _JOINT_NUMBERS_PER_PASS = 100_000_000
 
 
-def predicted_at_once(
+def rows_at_once(
     rows: Tensor, batch_size: int | None, n_samples: int, n_inducing: int, layers: Iterable[Layer]
 ) -> tuple[int, int | None]:
-    """Of predictions row by row: how many rows go through at once, and how many draws (None: all of them).
+    """Of rows that need not be drawn jointly: how many go through at once, and how many draws (None: all of them).
 
     Args:
         rows: all rows.

@@ -230,6 +230,9 @@ class TrainableModel(nn.Module, ABC):
         Plain torch modules such as `nn.BatchNorm1d` and `nn.Dropout` behave as the model's mode says, as in a loop of
         your own: `model.eval()` first for the bound of a trained model. (Predictions are always made in that mode.)
 
+        Under `torch.no_grad()` a `Model` takes its rows and draws a few at a time, so that memory does not grow with
+        them; with gradients all of them are in memory at once.
+
         Args:
             x: inputs `[N, ...]`.
             y: targets `[N]` or `[N, P]`.
@@ -243,14 +246,18 @@ class TrainableModel(nn.Module, ABC):
             rows = self.units.inputs(x.to(self.device, torch.promote_types(x.dtype, self.dtype)))
             batch = Batch(rows.to(self.dtype), batch.y, batch.weights)
         total = len(batch.x) if n_data is None else check_count(n_data, "n_data")
-        bound = self(batch.x, batch.y, scale=total / len(batch.x), n_samples=n_samples)
         return Elbo.of(
-            bound,
+            self._whole_bound(batch, total / len(batch.x), n_samples),
             n_data=total,
             log_jacobian=self.units.log_jacobian().to(self.dtype),
             kl_weight=kl_weight,
             exact=self.exact,
         )
+
+    def _whole_bound(self, batch: Batch, scale: float, n_samples: int) -> Bound:
+        """The terms of `elbo`, all rows at once."""
+        bound: Bound = self(batch.x, batch.y, scale=scale, n_samples=n_samples)
+        return bound
 
     @abstractmethod
     def predict(

@@ -235,11 +235,7 @@ def measure(model: Model, split: Split, *, n_samples: int = 100) -> dict[str, fl
     torch.manual_seed(0)
     found: dict[str, float] = {}
     if not all(layer.deterministic for layer in model.layers.values()):
-        n, log_likelihood, kl = len(split.x_train), 0.0, 0.0
-        for x, y in zip(torch.split(split.x_train, _ROWS), torch.split(split.y_train, _ROWS), strict=True):
-            bound = model.elbo(x, y, n_samples=1)
-            log_likelihood, kl = log_likelihood + float(bound.log_likelihood), float(bound.kl)
-        found["elbo_per_datapoint"] = (log_likelihood - kl) / n
+        found["elbo_per_datapoint"] = float(model.elbo(split.x_train, split.y_train, n_samples=1).per_datapoint)
     for part, x, y in (("train", split.x_train, split.y_train), ("test", split.x_test, split.y_test)):
         prediction, y = model.predict(x, n_samples=n_samples, batch_size=_ROWS), y.to(model.device)
         found[f"{part}_ll"] = metrics.log_likelihood(prediction, y)

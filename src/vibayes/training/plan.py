@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from vibayes.errors import ConfigurationError
-from vibayes.modes import keeping_averages
+from vibayes.modes import keeping_averages, uses_batch_statistics
 from vibayes.trainable import TrainableModel
 from vibayes.training.batches import InMemory
 from vibayes.training.problem import Noise, Single
@@ -77,7 +76,7 @@ def _why_apart(models: Sequence[TrainableModel], sources: Sequence[InMemory]) ->
     if recurrent is not None:
         return f"torch cannot stack recurrent modules, such as {type(recurrent).__name__}"
     sizes = sorted({source.batch_size for source in sources})
-    if len(sizes) > 1 and any(isinstance(m, _BatchNorm) and m.training for m in modules):
+    if len(sizes) > 1 and uses_batch_statistics(models[0]):
         return (
             f"data sets of {sizes} rows are filled up to one size, and batch normalisation would count what fills them"
         )

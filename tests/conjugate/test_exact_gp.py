@@ -107,3 +107,11 @@ def test_a_mean_is_a_mean_function(mean: object) -> None:
         vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(), mean=mean)
     with pytest.raises(vb.ConfigurationError, match="mean must be a mean function"):
         vb.SGPR(vb.SquaredExponential(1), vb.Gaussian(), 3, mean=mean)
+
+
+def test_rows_beyond_the_memory_are_refused_before_they_fill_it() -> None:
+    gp = ExactGP(vb.SquaredExponential(1), vb.Gaussian())
+    x = torch.zeros(2_000_000, 1)  # whose covariance has 32 TB
+    with pytest.raises(vb.ConfigurationError, match=r"2,000,000 rows.*SGPR"):
+        gp.initialize(x, x[:, 0])
+    gp.initialize(x[:5], x[:5, 0])

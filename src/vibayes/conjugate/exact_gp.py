@@ -1,6 +1,7 @@
 """Exact Gaussian process regression."""
 
 import math
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from vibayes.trainable import Batch
 
 __all__ = ["ExactGP", "LogMarginalLikelihood"]
 
+# As many matrices of all rows are in memory at once, at the least: the covariance, its factor, and what gradients need.
+_MATRICES = 4
 # Random choices of rows over which the conditional evidence is averaged in training.
 N_ORDERINGS = 4
 
@@ -95,6 +98,7 @@ class ExactGP(ConjugateModel):
         if self.conditional is not None:
             self._choose_given(batch.x)  # refuses too few rows before anything is changed
         rows = counted_rows(batch)
+        _check_memory(rows)
         check_features(self.kernel.features(rows), "the deep kernel", rows)
         self.mean.initialize(rows)
 
@@ -239,4 +243,18 @@ def check_kernel(kernel: Any) -> None:
     if not isinstance(kernel, Kernel):
         raise ConfigurationError(
             f"kernel must be a kernel such as SquaredExponential(in_features), got {type(kernel).__name__}."
+        )
+
+
+def _check_memory(rows: Tensor) -> None:
+    """Refuse rows whose covariances a machine cannot hold: systems end such a process without a word."""
+    if rows.device.type != "cpu" or not hasattr(os, "sysconf"):  # a GPU says so by itself
+        return
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = _MATRICES * len(rows) ** 2 * rows.element_size()
+    if needed > memory:
+        raise ConfigurationError(
+            f"ExactGP works with matrices of all {len(rows):,} rows, which take some {needed / 2**30:,.0f} GB; this "
+            f"machine has {memory / 2**30:,.0f}. Use SGPR(kernel, likelihood, inducing=500), or with minibatches "
+            "Model(GP(1, kernel=kernel, posterior=LocalInducing(500)), likelihood)."
         )

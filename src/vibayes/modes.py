@@ -1,4 +1,4 @@
-"""Modes of torch modules: running a network as `eval()` has it, and without a change of its averages."""
+"""Modes of torch and its modules: a network as `eval()` has it, or with its averages kept, and a default dtype."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-__all__ = ["averages", "evaluating", "keeping_averages", "training", "uses_batch_statistics"]
+__all__ = [
+    "averages",
+    "default_dtype",
+    "evaluating",
+    "keeping_averages",
+    "training",
+    "uses_batch_statistics",
+]
 
 # How many are at it, in threads side by side, for every module that goes back to training mode after the last of them.
 _evaluating: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
@@ -79,6 +86,22 @@ def keeping_averages(*networks: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in kept:
                 buffer.copy_(before)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make new modules and tensors of a dtype, in all threads.
+
+    >>> with default_dtype(torch.float64):
+    ...     torch.zeros(()).dtype
+    torch.float64
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def averages(network: nn.Module) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from vibayes.errors import ConfigurationError, ShapeError, kind_of
 from vibayes.layers.linear import Linear
 from vibayes.likelihoods import Gaussian, Likelihood
 from vibayes.model import Model
-from vibayes.modes import evaluating
+from vibayes.modes import default_dtype, evaluating
 from vibayes.posteriors.point import Point
 from vibayes.trainable import TrainableModel
 from vibayes.training import History, fit
@@ -70,13 +70,9 @@ def pretrain(
         raise ShapeError(f"The network must give features [N, W]; it gave {list(found.shape)}. Flatten its output.")
     chosen = Gaussian(0.5, learn=False) if likelihood is None else likelihood
     middle = [] if activation is None else [activation]
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(like.dtype)  # the head has the network's
-    try:
+    with default_dtype(like.dtype):  # the head has the network's
         head = Linear(found.shape[1], out_features, posterior=Point(prior=False))
         model = Model(nn.Sequential(network, *middle, head), chosen.to(like.dtype), standardize=standardize)
-    finally:
-        torch.set_default_dtype(before)
     model.to(like.device)
     history = fit(model, data, **{"lr": 1e-3, **training})
     if isinstance(chosen, Gaussian) and not chosen.noise.raw.requires_grad:

@@ -31,7 +31,7 @@ from vibayes.compare.families import FAMILIES
 from vibayes.compare.scores import Bounds
 from vibayes.compare.training import Trained
 from vibayes.errors import ConfigurationError, DataError, TrainingError
-from vibayes.experiments.record import double_precision
+from vibayes.modes import default_dtype
 from vibayes.tables import read_table
 from vibayes.training import History
 
@@ -224,7 +224,7 @@ def test_the_verdict_warns_of_intervals_that_are_too_narrow(regression: Data) ->
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Path]]:
     folder = tmp_path_factory.mktemp("comparison")
     regression_frame(130).to_csv(folder / "table.csv", index=False)
-    with double_precision():
+    with default_dtype(torch.float64):
         data = prepare(read_table(folder / "table.csv"), ["y"])
         found = compare(data, seeds=2, steps=20, families=["gp", "bnn-mean-field", "deep-gp", "dkl"])
         return found, write(found, folder / "out")

@@ -11,6 +11,7 @@ import torch
 from vibayes.compare.families import Family, Problem
 from vibayes.errors import NotPositiveDefiniteError, TrainingError
 from vibayes.families import Plan
+from vibayes.modes import default_dtype
 from vibayes.tables.cells import count
 from vibayes.trainable import TrainableModel
 from vibayes.training import fit, fit_many
@@ -76,14 +77,9 @@ class Trained:
 
 def build(family: Family, problem: Problem, seed: int, dtype: torch.dtype) -> Plan:
     """The untrained model of one seed, and how to train it."""
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), default_dtype(dtype):
         torch.manual_seed(seed)
-        torch.set_default_dtype(dtype)
-        try:
-            return family.plan(problem)
-        finally:
-            torch.set_default_dtype(before)
+        return family.plan(problem)
 
 
 def dtype_for(problem: Problem) -> torch.dtype:

@@ -20,6 +20,7 @@ from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.networks import Plain, resnet18
 from vibayes.experiments.record import Number, Result, Statement
 from vibayes.model import Model
+from vibayes.modes import default_dtype
 
 __all__ = ["DRAWING", "FIGURES", "images", "run"]
 
@@ -78,9 +79,7 @@ def images(
         checkpoint: beginning of the files' names from which a killed run goes on.
     """
     batches = (BASE_BATCH, LARGE[dataset]) if batches is None else batches
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
+    with default_dtype(torch.float32):
         data = _load(dataset) if split is None else split
         per_epoch = -(-len(data.x_train) // BASE_BATCH)
         padding = data.x_train.shape[-1] // (8 if dataset == "cifar10" else 10)  # 32 from 40, 200 from 240
@@ -111,8 +110,6 @@ def images(
                 found["fSVDKL", batch] = measure(model, data)
                 if "pSVDKL" in methods:
                     found["pSVDKL", batch] = measure(pipeline.joint(model, batch), data)
-    finally:
-        torch.set_default_dtype(before)
     columns = {"dataset": dataset, "augmentation": "yes" if augmented else "no", "feature_dim": str(q)}
     reduced = "" if epochs == 1.0 and split is None and width == 64 and n_inducing == N_INDUCING else "reduced run"
     numbers = [

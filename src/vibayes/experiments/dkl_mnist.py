@@ -16,6 +16,7 @@ from vibayes.experiments.dkl_pipeline import Pipeline, Stage, measure
 from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.record import Number, Result, Statement
 from vibayes.model import Model
+from vibayes.modes import default_dtype
 
 __all__ = ["DRAWING", "FIGURES", "mnist", "run"]
 
@@ -48,9 +49,7 @@ def mnist(
         measurements: how often test accuracy is measured in each stage.
     """
     plan = REDUCED if plan is None else plan
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
+    with default_dtype(torch.float32):
         data = _load(5000) if split is None else split
         monitors: dict[str, list[Monitor]] = {}
 
@@ -83,8 +82,6 @@ def mnist(
         model = pipeline.frozen(trained, None)
         found["fDKL"] = measure(model, data)
         found["DKL"] = measure(pipeline.joint(model, None), data)
-    finally:
-        torch.set_default_dtype(before)
     note = "" if plan is FULL else "reduced: fewer inducing points and steps than the thesis's"
     numbers = [Number(f"{k}, {method}", v, note=note) for method, values in found.items() for k, v in values.items()]
     statements = [

@@ -23,6 +23,7 @@ from vibayes.experiments.record import Number, Result, Statement
 from vibayes.likelihoods import Gaussian
 from vibayes.mcmc import Chains, sample_minibatch
 from vibayes.model import Model
+from vibayes.modes import default_dtype
 from vibayes.prediction import Prediction
 from vibayes.stages import unfreeze
 
@@ -58,9 +59,7 @@ def sgld(
         n_inducing: inducing points.
         checkpoint: beginning of the files' names from which a run goes on that was killed before it sampled.
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
+    with default_dtype(torch.float32):
         data = _load(dataset) if split is None else split
         per_epoch = math.ceil(len(data.x_train) / BASE_BATCH)
         pipeline = Pipeline(
@@ -85,8 +84,6 @@ def sgld(
             name: _sample(model, data, dataset, epochs, seed) for name, model in (("NN", network), ("SVDKL", deep))
         }
         found |= {name: _measure(chain, data) for name, chain in chains.items()}
-    finally:
-        torch.set_default_dtype(before)
     whole = epochs == 1.0 and split is None and width == 64 and n_inducing == N_INDUCING
     columns = {"dataset": dataset, "augmentation": "no", "feature_dim": str(q), "batch_size": str(BASE_BATCH)}
     note = "the thesis's values are suspect (leakage between splits)" if dataset == "utkface" else ""

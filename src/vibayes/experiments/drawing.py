@@ -19,9 +19,10 @@ from torch import Tensor
 from vibayes import datasets, plotting
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.names import pick
-from vibayes.experiments.record import Result, double_precision, one_thread, provenance
+from vibayes.experiments.record import Result, one_thread, provenance
 from vibayes.experiments.results import writable_folder, write_file
 from vibayes.experiments.sweep import WORK
+from vibayes.modes import default_dtype
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -200,6 +201,6 @@ def _has_gpu() -> bool:
 @contextmanager
 def _conditions(seed: int) -> Iterator[None]:
     """float64, and draws that depend on the seed alone."""
-    with double_precision(), torch.random.fork_rng(devices=[]):
+    with default_dtype(torch.float64), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -27,6 +27,7 @@ from vibayes.layers import GP, InverseWishartProcess, Layer
 from vibayes.likelihoods import Gaussian
 from vibayes.means import IdentityMean
 from vibayes.model import Model
+from vibayes.modes import default_dtype
 from vibayes.parameters import Positive
 from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing
 from vibayes.posteriors.base import Posterior
@@ -279,14 +280,9 @@ def build(name: str, split: Split, options: Mapping[str, Any], seed: int) -> tup
     chosen = _Noting(options.get("model", {}))
     options = {**options, "model": chosen}
     dtype = DTYPES[check_name(options.get("dtype", "float64"), DTYPES, "dtype")]
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), default_dtype(dtype):
         torch.manual_seed(seed)
-        torch.set_default_dtype(dtype)
-        try:
-            built = builder(split, options)
-        finally:
-            torch.set_default_dtype(before)
+        built = builder(split, options)
     unused = sorted(chosen.unread & set(OPTIONAL["model"]))
     if unused:
         _warn_of_unused(name, tuple(unused))

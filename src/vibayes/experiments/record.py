@@ -19,7 +19,7 @@ import vibayes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Number", "Result", "Statement", "double_precision", "machine_name", "one_thread", "provenance"]
+__all__ = ["Number", "Result", "Statement", "machine_name", "one_thread", "provenance"]
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,6 @@ class Result:
             ],
             "statements": [asdict(statement) for statement in self.statements],
         }
-
-
-@contextmanager
-def double_precision() -> Iterator[None]:
-    """New modules and tensors are float64 inside, which kernel models want."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager

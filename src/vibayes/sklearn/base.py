@@ -20,6 +20,7 @@ from vibayes.data import as_tensor
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.families import Plan, Task
 from vibayes.likelihoods import Likelihood
+from vibayes.modes import default_dtype
 from vibayes.prediction import Prediction
 from vibayes.saving import save
 from vibayes.trainable import TrainableModel
@@ -135,7 +136,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             raise ConfigurationError(f"dtype must be 'float64' or 'float32', got {self.dtype!r}.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer):
             raise ConfigurationError(f"seed must be a whole number, got {self.seed!r}.")
-        with _default_dtype(_DTYPES[self.dtype]), torch.random.fork_rng(devices=[]):
+        with _building, default_dtype(_DTYPES[self.dtype]), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             likelihood, outputs = self._likelihood(targets)
             task = Task(as_tensor(X, "X"), outputs, likelihood, self._scaling(likelihood))
@@ -247,17 +248,6 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 def _whole(value: Any) -> Any:
     """Numpy's whole numbers, as searches over grids give them, as Python's."""
     return int(value) if isinstance(value, np.integer) else value
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    with _building:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:

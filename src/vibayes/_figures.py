@@ -1,7 +1,6 @@
 """What all figures share: the style, colours, making a figure without pyplot, and writing it to a file."""
 
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vibayes.data import as_tensor
 from vibayes.errors import ConfigurationError, DataError, ShapeError
+from vibayes.writing import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,15 +97,9 @@ def save(figure: "Figure | Axes", path: str | os.PathLike[str], *, dpi: int = 20
     if kind not in formats:
         known = ", ".join(sorted(formats))
         raise ConfigurationError(f"Cannot tell a figure format from {target.name!r}; use a suffix of {known}.")
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with style():
-                whole.savefig(aside, format=kind, dpi=dpi)
-            aside.replace(target)
-        finally:
-            aside.unlink(missing_ok=True)
+        with written_whole(target) as aside, style():
+            whole.savefig(aside, format=kind, dpi=dpi)
     except OSError as error:
         raise DataError(
             f"Cannot write the figure to {target}: {error.strerror or error}. Choose another folder."

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -309,14 +310,14 @@ def test_saving_replaces_in_one_moment_and_leaves_other_files(folder: Path, monk
     new, _, _ = _trained("exact GP")
     import vibayes.saving.files as files
 
-    real = files._write
+    real = files.written_whole
 
-    def killed(path: Path, content: bytes) -> None:
+    def killed(path: Path) -> Any:
         if path.name == "model.json":
             raise KeyboardInterrupt
-        real(path, content)
+        return real(path)
 
-    monkeypatch.setattr(files, "_write", killed)
+    monkeypatch.setattr(files, "written_whole", killed)
     with pytest.raises(KeyboardInterrupt):
         new.save(folder)
     assert torch.equal(vb.load(folder).predict(x).mean, old.predict(x).mean)  # still the old one

@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import sys
-import uuid
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from vibayes.datasets.coded import decode
 from vibayes.datasets.manifest import FILES, File
 from vibayes.datasets.remote import Remote
 from vibayes.errors import DataError
+from vibayes.writing import written_whole
 
 __all__ = ["Store", "cache_folder"]
 
@@ -177,18 +177,9 @@ def _read_kept(path: Path, expected: str) -> Array | None:
 
 def _keep(path: Path, array: Array) -> None:
     """Write to the cache, all or nothing; a cache that cannot be written costs time, not the result."""
-    # A name of its own in the same folder: concurrent writers do not meet, and the rename is atomic.
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with aside.open("xb") as handle:
-                np.save(handle, array, allow_pickle=False)
-                handle.flush()
-                os.fsync(handle.fileno())
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+        with written_whole(path) as aside, aside.open("xb") as handle:
+            np.save(handle, array, allow_pickle=False)
     except OSError as error:
         warn_once(
             f"cache {path.parent}",

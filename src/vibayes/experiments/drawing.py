@@ -110,8 +110,9 @@ class Drawing:
                 "figures": self._beside(name, entry, file),
             }
             write_file(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
-            for file_of_it in checkpoint.parent.glob(f"{checkpoint.name}*"):
-                file_of_it.unlink()
+            for prefix in (checkpoint.name, f".{checkpoint.name}"):  # its files, and those a killed run was writing
+                for file_of_it in checkpoint.parent.glob(f"{prefix}*"):
+                    file_of_it.unlink()
             with suppress(OSError):  # not there, or not empty
                 checkpoint.parent.rmdir()
             if report is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import vibayes
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.experiment import Unit
+from vibayes.writing import written_whole
 
 __all__ = [
     "SCHEMA",
@@ -85,17 +86,9 @@ def writable_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a text file so that it is there completely or not at all, whenever the process or machine dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    """Write a text file so that it is there completely or not at all."""
+    with written_whole(path) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from vibayes.errors import ConfigurationError, DataError
 from vibayes.saving.decode import Decoder
 from vibayes.saving.encode import Encoder
 from vibayes.saving.names import Given
+from vibayes.writing import written_whole
 
 __all__ = ["load", "save"]
 
@@ -67,8 +68,10 @@ def save(model: Any, folder: str | os.PathLike[str]) -> None:
     text = json.dumps(description, indent=1, allow_nan=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / description["tensors"]["file"], body)
-        _write(folder / DESCRIPTION, text.encode())  # from here on the folder holds the new model
+        for name, content in ((description["tensors"]["file"], body), (DESCRIPTION, text.encode())):
+            with written_whole(folder / name) as aside:
+                aside.write_bytes(content)
+        # from here on the folder holds the new model
         for old in folder.glob("tensors-*.safetensors"):
             if old.name != description["tensors"]["file"]:
                 old.unlink(missing_ok=True)
@@ -170,16 +173,3 @@ def _read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, torch.
 def _checksum(description: dict[str, Any]) -> str:
     rest = {key: value for key, value in description.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write aside, flush to disk, rename."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)

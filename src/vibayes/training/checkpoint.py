@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vibayes.errors import ConfigurationError, DataError
+from vibayes.writing import written_whole
 
 __all__ = ["Keeper", "chunk_path", "load_state", "save_state"]
 
@@ -36,16 +37,8 @@ def save_state(path: str | os.PathLike[str], state: Any) -> None:
     """
     tensors: dict[str, Tensor] = {}
     nest = _pack(state, tensors)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
+    with written_whole(Path(path)) as aside:
         save_file(tensors, str(aside), metadata={"format": _FORMAT, "nest": json.dumps(nest)})
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def load_state(path: str | os.PathLike[str]) -> Any:

@@ -19,6 +19,7 @@ from vibayes.training.problem import Noise, Single
 from vibayes.training.run import Options, generators, set_generators
 from vibayes.training.stacked import Stacked, stackable
 from vibayes.training.workers import cores
+from vibayes.writing import written_whole
 
 __all__ = ["as_problem", "keep_plan", "make_plan"]
 
@@ -96,12 +97,9 @@ def _kept_plan(checkpoint: str | os.PathLike[str] | None) -> tuple[int, int] | N
 
 def keep_plan(checkpoint: str | os.PathLike[str], plan: tuple[int, int]) -> None:
     """Note the plan beside the checkpoint, for whoever resumes."""
-    path = Path(f"{checkpoint}.chunk")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        aside.write_text(" ".join(map(str, plan)) if plan[1] > 1 else str(plan[0]))
-        os.replace(aside, path)
+        with written_whole(Path(f"{checkpoint}.chunk")) as aside:
+            aside.write_text(" ".join(map(str, plan)) if plan[1] > 1 else str(plan[0]))
     except OSError as error:
         raise ConfigurationError(
             f"The checkpoint {checkpoint} cannot be written ({error.strerror}). Choose a writable folder."

@@ -172,9 +172,10 @@ def patch_equations(
     geometry: Geometry,
     *,
     bias: bool = False,
-    circular: bool | None = None,
 ) -> tuple[Float[Tensor, "k k"], Float[Tensor, "k p"]]:
     """The normal equations from patches, for any kernel, stride and padding.
+
+    The boundary is circular if the convolution keeps the size of images.
 
     Args:
         x: images that come in.
@@ -182,14 +183,12 @@ def patch_equations(
         precision: one per image.
         geometry: of the convolution.
         bias: whether a constant feature comes last.
-        circular: the boundary; where None, circular if the convolution keeps the size of images.
     """
     expected = geometry.output_size(*x.shape[-2:])
     if tuple(y.shape[-2:]) != expected:
         raise ShapeError(f"Images give outputs of {expected} locations, but y has {tuple(y.shape[-2:])}.")
-    around = geometry.circular if circular is None else circular
     found = patch_products(
-        x, y.flatten(2), precision, geometry.kernel, geometry.stride, geometry.padding, circular=around
+        x, y.flatten(2), precision, geometry.kernel, geometry.stride, geometry.padding, circular=geometry.circular
     )
     K = found.shape[0]
     G, ones, h = found[:, :K], found[:, K], found[:, K + 1 :]

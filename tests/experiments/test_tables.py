@@ -83,7 +83,7 @@ def test_means_and_standard_errors_by_hand(boston: Path) -> None:
     ],
 )
 def test_verdicts(metric: str, ours: float, error: float | None, thesis: str, thesis_error: str, expected: str) -> None:
-    assert verdict(metric, ours, error, thesis, thesis_error, 20) == expected
+    assert verdict(metric, ours, error, thesis, thesis_error) == expected
 
 
 def test_every_metric_of_the_tables_has_a_direction() -> None:

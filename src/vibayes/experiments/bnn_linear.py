@@ -50,7 +50,7 @@ def _bound(family: str, depth: int, width: int, seed: int) -> float:
         activation=None,
         bias=False,
     )
-    model = bnn_model(family, x[:N_INDUCING], network, Gaussian(data.metadata["noise_variance"], learn=False))
+    model = bnn_model(x[:N_INDUCING], network, Gaussian(data.metadata["noise_variance"], learn=False))
     rate = schedules.piecewise([3 * STEPS // 4], [1.0, 0.1])
     device = "cuda" if torch.cuda.is_available() else None
     fit(model, (x, y), steps=STEPS, lr=1e-2, lr_schedule=rate, n_samples=1, seed=seed, device=device, progress=False)

@@ -77,7 +77,7 @@ def bnn_network(
     return nn.Sequential(*modules)
 
 
-def bnn_model(family: str, x: Tensor, network: nn.Sequential, likelihood: Gaussian) -> Model:
+def bnn_model(x: Tensor, network: nn.Sequential, likelihood: Gaussian) -> Model:
     """The model of a network, with inducing inputs where its family has global ones."""
     needs = any(m.posterior.takes_inducing for m in network if isinstance(m, Linear))
     return Model(network, likelihood, inducing=x if needs else None)
@@ -111,7 +111,7 @@ def _bnn(family: str) -> Builder:
             outputs=split.y_train[:n_inducing].reshape(n_inducing, -1),
         )
         noise = Positive(math.exp(chosen.get("log_noise", -3.0)), scale=chosen.get("noise_scale", 10.0))
-        model = bnn_model(family, split.x_train[:n_inducing].to(torch.get_default_dtype()), network, Gaussian(noise))
+        model = bnn_model(split.x_train[:n_inducing].to(torch.get_default_dtype()), network, Gaussian(noise))
         return model, training_options(options, len(split.x_train))
 
     return builder

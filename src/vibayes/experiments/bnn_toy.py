@@ -46,7 +46,7 @@ def _trained(family: str, n_inducing: int, seed: int) -> list[Model]:
         torch.manual_seed(1000 * seed + number)
         outputs, inducing = torch.randn(n_inducing, 1), torch.randn(n_inducing, 1)
         network = bnn_network(family, [1, 50, 50, 1], n_inducing=n_inducing, outputs=outputs)
-        models.append(bnn_model(family, inducing, network, Gaussian(data.noise, learn=False)))
+        models.append(bnn_model(inducing, network, Gaussian(data.noise, learn=False)))
     fit_many(
         models,
         [(data.x, data.y)] * N_SEEDS,

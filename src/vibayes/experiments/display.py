@@ -63,7 +63,7 @@ def cost(unit: Unit) -> float:
 class ProgressFile:
     """Called with the step by whoever trains a group; leaves the progress beside the group's checkpoint."""
 
-    def __init__(self, group: Group, device: str, also: Callable[[int], None] | None = None) -> None:
+    def __init__(self, group: Group, also: Callable[[int], None] | None = None) -> None:
         self.path = group.folder.with_name(group.folder.name + ".progress")
         self.steps, self.also = steps_of(group.units[0]), also
         runs, chunk = len(group.units), group.how.get("chunk") or len(group.units)

@@ -225,7 +225,7 @@ def _train(group: Group, task: Mapping[str, Any], claim: claims.Claim, watch: Ca
         "checkpoint_seconds": task["checkpoint_seconds"],
         "chunk": group.how.get("chunk") or _chunk_at(group),
         "compile": bool(group.how.get("compile")),
-        "watch": ProgressFile(group, device, watch),
+        "watch": ProgressFile(group, watch),
     }
     try:
         models, histories = train_group(group.units, splits, **arguments)

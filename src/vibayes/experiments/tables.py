@@ -75,13 +75,13 @@ def _number(text: str | None) -> float | None:
     return float(text) if text else None
 
 
-def verdict(metric: str, ours: float, ours_stderr: float | None, thesis: str, thesis_stderr: str, n: int) -> str:
+def verdict(metric: str, ours: float, ours_stderr: float | None, thesis: str, thesis_stderr: str) -> str:
     """Better, equal or worse.
 
     Equal means within two combined standard errors, plus half a unit of the last printed digit, by which the thesis's
     number may be off. One split has no standard error, so it can be equal by rounding, but not better or worse.
 
-    >>> verdict("test_ll", 0.10, 0.01, "0.07", "0.01", 20), verdict("test_ll", 0.15, 0.01, "0.07", "0.01", 20)
+    >>> verdict("test_ll", 0.10, 0.01, "0.07", "0.01"), verdict("test_ll", 0.15, 0.01, "0.07", "0.01")
     ('equal', 'better')
     """
     if ours_stderr is None and thesis_stderr:
@@ -169,7 +169,7 @@ def summarise(printed: Mapping[str, str], values: Sequence[float], n_diverged: i
         error = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
     said = ""
     if printed.get("value") and not reference.is_wrong(dict(printed)):
-        said = verdict(printed["metric"], mean, error, printed["value"], printed.get("stderr", ""), n)
+        said = verdict(printed["metric"], mean, error, printed["value"], printed.get("stderr", ""))
     return Row(printed, mean, error, n, n_diverged, said)
 
 

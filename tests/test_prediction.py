@@ -391,7 +391,7 @@ def test_small_memory_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch)
 
     before = results()
     monkeypatch.setattr(mixtures, "_BUDGET", 1)
-    assert len(list(prediction.mixture.slices())) == N
+    assert len(list(prediction.mixture.parts())) == N
     for a, b in zip(before, results(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     if name in ("logit", "probit"):  # their nodes are summed when the mixture is made

@@ -170,8 +170,7 @@ class Prediction:
         if self.kind == "classes":
             raise self._senseless("mean and variance")
         parts = []
-        for index in self.mixture.slices():
-            rows = self.mixture.rows(index)
+        for _, rows in self.mixture.parts():
             given = rows.moments()  # [S, N, P] each
             mean = rows.over_draws(given.mean)
             epistemic = rows.over_draws(given.latent_variance + (given.mean - mean).square())
@@ -227,10 +226,10 @@ class Prediction:
             raise ShapeError(f"Expected targets of {len(self)} rows, got {len(y)}.")
         if self.kind != "classes":
             y = ((y - self._loc) / self._scale).to(self.mixture.dtype)
-        parts = []
-        for index in self.mixture.slices():
-            rows = self.mixture.rows(index)
-            parts.append(torch.logsumexp(rows.log_weights[:, None] + rows.draw_log_prob(y[index]), 0))
+        parts = [
+            torch.logsumexp(rows.log_weights[:, None] + rows.draw_log_prob(y[index]), 0)
+            for index, rows in self.mixture.parts()
+        ]
         return torch.cat(parts) - (float(self._scale.log().sum()) if self.mixture.scalable else 0.0)
 
     def cdf(self, y: float | Tensor) -> Tensor:
@@ -239,11 +238,7 @@ class Prediction:
         values = as_tensor(y, "y", device=mixture.device)
         values = values if values.is_floating_point() else values.double()
         z = ((self._per_row(values) - self._loc) / self._scale).to(mixture.dtype)
-        parts = []
-        for index in mixture.slices():
-            rows = mixture.rows(index)
-            parts.append(rows.cdf(z[index]))
-        return self._out(torch.cat(parts))
+        return self._out(torch.cat([rows.cdf(z[index]) for index, rows in mixture.parts()]))
 
     def crps(self, y: Tensor) -> Tensor | None:
         """Continuous ranked probability score of each target where it has a closed form: of Gaussian noise.
@@ -254,8 +249,8 @@ class Prediction:
             return None
         z = (self._per_row(as_tensor(y, "y", device=self.mixture.device).double()) - self._loc) / self._scale
         parts = []
-        for index in self.mixture.slices():
-            score = self.mixture.rows(index).crps(z[index])
+        for index, rows in self.mixture.parts():
+            score = rows.crps(z[index])
             if score is None:
                 return None
             parts.append(score * self._scale)
@@ -271,10 +266,7 @@ class Prediction:
         levels: list[float] = given.reshape(-1).tolist()
         if not levels or not all(0.0 < level < 1.0 for level in levels):
             raise ConfigurationError(f"Quantile levels must lie strictly between 0 and 1, got {q}.")
-        parts = []
-        for index in mixture.slices():
-            rows = mixture.rows(index)
-            parts.append(torch.stack([rows.quantile(level) for level in levels]))
+        parts = [torch.stack([rows.quantile(level) for level in levels]) for _, rows in mixture.parts()]
         quantiles = self._out(self._in_units(torch.cat(parts, 1)))
         return quantiles[0] if given.ndim == 0 else quantiles
 

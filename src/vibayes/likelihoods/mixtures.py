@@ -36,6 +36,10 @@ __all__ = [
 
 _BUDGET = 4_000_000  # elements of one temporary; an evaluation holds about five
 
+# Fields that say how Gaussians are integrated: how far nodes are apart at most, whether there are none. Of several
+# mixtures the least serves all.
+_OF_QUADRATURE = ("spacing", "exact")
+
 
 def row_slices(n_rows: int, elements_per_row: int) -> Iterator[slice]:
     """Slices over the rows that keep a temporary of `elements_per_row` each below the memory budget; at least one.
@@ -109,9 +113,10 @@ class Mixture(ABC):
         """The mixture of some of the rows."""
         return dataclasses.replace(self, **{name: getattr(self, name)[:, index] for name in self.ROWS})
 
-    def slices(self) -> Iterator[slice]:
-        """Row slices small enough to hold all components of each."""
-        return row_slices(self.n_rows, self.n_draws * self.n_nodes * self.n_targets)
+    def parts(self) -> Iterator[tuple[slice, Self]]:
+        """The rows in slices small enough to hold all components of each, and the mixtures of these."""
+        for index in row_slices(self.n_rows, self.n_draws * self.n_nodes * self.n_targets):
+            yield index, self.rows(index)
 
     @classmethod
     def concatenate(cls, mixtures: Sequence["Mixture"]) -> "Mixture":
@@ -129,7 +134,7 @@ class Mixture(ABC):
                     f"{other.n_draws} x {other.n_targets}: predict all batches with the same n_samples."
                 )
             for field in dataclasses.fields(first):
-                if field.name in (*first.ROWS, "spacing", "exact"):
+                if field.name in (*first.ROWS, *_OF_QUADRATURE):
                     continue
                 a, b = getattr(first, field.name), getattr(other, field.name)
                 if not (torch.equal(a, b) if isinstance(a, Tensor) else a == b):
@@ -138,10 +143,9 @@ class Mixture(ABC):
                         "predict all batches with the same model before training it further."
                     )
         joined: dict[str, Any] = {name: torch.cat([getattr(m, name) for m in mixtures], 1) for name in first.ROWS}
-        if hasattr(first, "spacing"):
-            joined["spacing"] = min(getattr(m, "spacing", math.inf) for m in mixtures)
-        if hasattr(first, "exact"):
-            joined["exact"] = all(getattr(m, "exact", False) for m in mixtures)
+        for name in _OF_QUADRATURE:
+            if hasattr(first, name):
+                joined[name] = min(getattr(m, name) for m in mixtures)
         return dataclasses.replace(first, **joined)
 
     @classmethod
@@ -158,7 +162,7 @@ class Mixture(ABC):
                 axes = values[0].ndim - 1
                 wide = [v.expand(m.n_draws, *[-1] * axes) for v, m in zip(values, mixtures, strict=True)]
                 joined[field.name] = torch.cat(wide)
-            elif field.name in ("spacing", "exact"):
+            elif field.name in _OF_QUADRATURE:
                 joined[field.name] = min(values)
             elif any(v != values[0] for v in values):
                 raise ConfigurationError(f"Cannot mix predictions whose {field.name} differs.")

@@ -6,6 +6,7 @@ data with every version of numpy and torch.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,27 @@ def _positive(**values: float) -> None:
             raise ConfigurationError(f"{name} must be positive; got {value}.")
 
 
+def _around(interval: tuple[float, float]) -> F64:
+    """An even grid over the interval, widened by half its length on both sides."""
+    margin = 0.5 * (interval[1] - interval[0])
+    return np.linspace(interval[0] - margin, interval[1] + margin, 200)
+
+
+def _one_input(
+    name: str, seed: int, x: F64, y: F64, grid: F64, truth: dict[str, Any], dtype: torch.dtype | None
+) -> Split:
+    """A set with one input; the test inputs are a grid without targets."""
+    return Split(
+        x_train=_tensor(x[:, None], dtype),
+        y_train=_tensor(y, dtype),
+        x_test=_tensor(grid[:, None], dtype),
+        y_test=_tensor(np.empty(0), dtype),
+        name=name,
+        seed=seed,
+        metadata=truth,
+    )
+
+
 def cubic(seed: int = 0, *, n: int = 40, noise_variance: float = 9.0, dtype: torch.dtype | None = None) -> Split:
     """The cubic with a gap: `y = x^3 + N(0, 9)`, x uniform on [-4, -2] and [2, 4].
 
@@ -54,15 +76,7 @@ def cubic(seed: int = 0, *, n: int = 40, noise_variance: float = 9.0, dtype: tor
     x = random.uniform(2.0, 4.0, n)
     x[: n // 2] *= -1
     y = x**3 + np.sqrt(noise_variance) * random.standard_normal(n)
-    return Split(
-        x_train=_tensor(x[:, None], dtype),
-        y_train=_tensor(y, dtype),
-        x_test=_tensor(np.linspace(-6.0, 6.0, 241)[:, None], dtype),
-        y_test=_tensor(np.empty(0), dtype),
-        name="cubic",
-        seed=seed,
-        metadata={"noise_variance": noise_variance},
-    )
+    return _one_input("cubic", seed, x, y, np.linspace(-6.0, 6.0, 241), {"noise_variance": noise_variance}, dtype)
 
 
 def deep_linear(
@@ -185,17 +199,8 @@ def deep_gp(
         h = np.linalg.cholesky(K + 1e-10 * v * np.eye(n)) @ random.standard_normal(n)
         layers.append(h)
     y = h + np.sqrt(noise_variance) * random.standard_normal(n)
-    margin = 0.5 * (interval[1] - interval[0])
-    grid = np.linspace(interval[0] - margin, interval[1] + margin, 200)
-    return Split(
-        x_train=_tensor(x[:, None], dtype),
-        y_train=_tensor(y, dtype),
-        x_test=_tensor(grid[:, None], dtype),
-        y_test=_tensor(np.empty(0), dtype),
-        name="deep_gp",
-        seed=seed,
-        metadata={"noise_variance": noise_variance, "layers": _tensor(np.stack(layers, 1), dtype)},
-    )
+    truth = {"noise_variance": noise_variance, "layers": _tensor(np.stack(layers, 1), dtype)}
+    return _one_input("deep_gp", seed, x, y, _around(interval), truth, dtype)
 
 
 def gaussian_bumps(
@@ -238,19 +243,10 @@ def gaussian_bumps(
     x = np.sort(random.uniform(*interval, n))
     f = np.exp(-(((x[:, None] - centres) / l) ** 2)) @ w
     y = f + np.sqrt(noise_variance) * random.standard_normal(n)
-    margin = 0.5 * (interval[1] - interval[0])
-    grid = np.linspace(interval[0] - margin, interval[1] + margin, 200)
-    return Split(
-        x_train=_tensor(x[:, None], dtype),
-        y_train=_tensor(y, dtype),
-        x_test=_tensor(grid[:, None], dtype),
-        y_test=_tensor(np.empty(0), dtype),
-        name="gaussian_bumps",
-        seed=seed,
-        metadata={
-            "noise_variance": noise_variance,
-            "lengthscale": l,
-            "centres": _tensor(centres, dtype),
-            "weights": _tensor(w, dtype),
-        },
-    )
+    truth = {
+        "noise_variance": noise_variance,
+        "lengthscale": l,
+        "centres": _tensor(centres, dtype),
+        "weights": _tensor(w, dtype),
+    }
+    return _one_input("gaussian_bumps", seed, x, y, _around(interval), truth, dtype)

@@ -103,7 +103,7 @@ def time_run(replicas: int, chosen: argparse.Namespace, **more: Any) -> dict[str
     return {
         "ms": 1e3 * seconds,
         "first_steps_s": first,
-        "kind": run._one_step.kind,
+        "kind": run.one_step.step.kind,
         "peak_MiB": memory,
         "gflop": gflop,
     }

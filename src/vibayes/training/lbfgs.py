@@ -18,6 +18,7 @@ from vibayes.training.progress import Progress
 from vibayes.training.run import (
     ASKED_TO_STOP,
     MAX_TRIES,
+    NOT_FINITE,
     Clock,
     Options,
     Saver,
@@ -25,6 +26,7 @@ from vibayes.training.run import (
     generators,
     give_up,
     logger,
+    not_positive_definite,
     scheduled,
     set_generators,
     value_at,
@@ -36,7 +38,6 @@ __all__ = ["LbfgsRun", "perturb"]
 _CHUNK = 20
 # It has converged when so many iterations gain less than this many nats in all.
 _ENOUGH = 1e-5
-_NOT_FINITE = "the bound was not finite"
 
 
 @torch.no_grad()
@@ -69,7 +70,7 @@ class LbfgsRun:
         self.noise_state = generators(problem.device)
         self.first = copy.deepcopy(self.model.state_dict())
         # the weight that the KL will have in the end, if it is known: bounds with another are not the one to maximise
-        self.last_kl_weight = value_at(options.kl_weight, self.last_step - 1)
+        self.last_kl_weight = value_at(options.kl_weight, options.last_step - 1)
         self.kl_weight = math.nan
         self.best: dict[str, Any] | None = None
         self.good: dict[str, Any] = {}
@@ -89,11 +90,6 @@ class LbfgsRun:
             tolerance_change=1e-12,
             line_search_fn="strong_wolfe",
         )
-
-    @property
-    def last_step(self) -> int:
-        """How many iterations one start may take."""
-        return self.options.steps if self.options.steps is not None else self.options.max_steps
 
     def train(self) -> list[History]:
         """Run every start to convergence and keep the best."""
@@ -124,14 +120,15 @@ class LbfgsRun:
 
     def converge(self) -> None:
         """Iterate until the bound no longer changes or the iterations are used up."""
-        while not self.history.stopped and self.step < self.last_step:
+        last_step = self.options.last_step
+        while not self.history.stopped and self.step < last_step:
             self._weigh(scheduled("kl_weight", self.options.kl_weight, self.step))
             before = self._value()
             if not math.isfinite(before):
                 self.more_jitter()
                 continue
             group = self.optimizer.param_groups[0]
-            group["max_iter"] = min(_CHUNK, self.last_step - self.step)
+            group["max_iter"] = min(_CHUNK, last_step - self.step)
             state = self.optimizer.state[self.parameters[0]]
             done = state.get("n_iter", 0)
             self._worst = before + 1e3 * (1.0 + abs(before))
@@ -153,7 +150,7 @@ class LbfgsRun:
             if self.options.callback is not None and asks_to_stop(self.options.callback, self.history.last()):
                 self.asked_to_stop, self.history.stopped = True, ASKED_TO_STOP
         if not self.history.stopped:
-            self.history.stopped = f"used up {self.last_step} iterations"
+            self.history.stopped = f"used up {last_step} iterations"
 
     def _weigh(self, kl_weight: float) -> None:
         """Take a weight of the KL; what the optimizer knows of the curvature was that of another bound."""
@@ -201,7 +198,7 @@ class LbfgsRun:
         """Go back to the start of this restart with more jitter, or give up."""
         assert self._last is not None
         failed = [site for site, bad in self._last.failures.items() if bool(bad)]
-        reason = f"the kernel matrix of layer {failed[0]!r} was not positive definite" if failed else _NOT_FINITE
+        reason = not_positive_definite(failed[0]) if failed else NOT_FINITE
         tried = float(self.model.jitter)
         self._begin()
         self.tries += 1

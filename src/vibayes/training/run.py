@@ -18,6 +18,7 @@ from vibayes.training.schedules import Schedule
 __all__ = [
     "ASKED_TO_STOP",
     "MAX_TRIES",
+    "NOT_FINITE",
     "Clock",
     "Options",
     "Saver",
@@ -27,6 +28,7 @@ __all__ = [
     "generators",
     "give_up",
     "logger",
+    "not_positive_definite",
     "scheduled",
     "set_generators",
     "value_at",
@@ -36,6 +38,7 @@ logger = logging.getLogger("vibayes")
 
 MAX_TRIES = 5
 ASKED_TO_STOP = "the callback asked to stop"
+NOT_FINITE = "the bound was not finite"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ class Options:
     weight_decay: float = 0.0
     natural_rate: float = 0.1
     lr_factors: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        """Where training ends at the latest."""
+        return self.max_steps if self.steps is None else self.steps
 
 
 class Saver(Protocol):
@@ -95,6 +103,11 @@ def asks_to_stop(callback: Callback, entry: Logged) -> bool:
     """Whether a callback says that training is to end; random numbers that it draws are not taken from the run's."""
     with torch.random.fork_rng(devices=[]):
         return bool(callback(entry))
+
+
+def not_positive_definite(site: str) -> str:
+    """Why a run goes back, where a factorization failed."""
+    return f"the kernel matrix of layer {site!r} was not positive definite"
 
 
 def give_up(

@@ -12,7 +12,7 @@ from vibayes.augment import Augment
 from vibayes.errors import ConfigurationError
 from vibayes.trainable import TrainableModel
 from vibayes.training.adam import AdamRun
-from vibayes.training.batches import as_batches
+from vibayes.training.batches import Batches, as_batches
 from vibayes.training.checkpoint import Keeper
 from vibayes.training.history import Callback, History
 from vibayes.training.lbfgs import LbfgsRun
@@ -150,22 +150,12 @@ def fit(
         batches.begin(model)
         if n_samples is None:  # the model has met rows by now
             options = replace(options, n_samples=10 if model.draws_differ else 1)
-        if name == "lbfgs" and batches.batch_size < batches.n_data:
-            raise ConfigurationError(
-                "L-BFGS needs all rows at every step; leave batch_size out or use optimizer='adam'."
-            )
+        problem = _problem(model, batches, options.n_samples, noise, name)
         torch.manual_seed(seed)  # starts must not decide the draws: a model initialised before trains alike
         with Progress(steps or (None if name == "lbfgs" else max_steps), show=progress and rank == 0) as shown:
             mark = {} if checkpoint is None else fingerprint(model, [batches], options, name, [seed], [lr])
             keeper = Keeper(checkpoint, checkpoint_seconds, mark)
             keeper.writes = rank == 0
-            problem = Single(model, batches, options.n_samples, noise)
-            if problem.sites and name != "adam":
-                raise ConfigurationError(
-                    'A posterior with precision="natural" moves beside Adam: use optimizer="adam", or precision="full".'
-                )
-            if not problem.parameters:
-                raise ConfigurationError("Every parameter of the model is fixed; there is nothing to train.")
             run: AdamRun | LbfgsRun
             if name == "adam":
                 run = AdamRun(problem, options, keeper.save, shown, [lr])
@@ -177,6 +167,20 @@ def fit(
             if world > 1:
                 distributed.barrier()  # nobody may write the checkpoint before everybody has read it
             return run.train()[0]
+
+
+def _problem(model: TrainableModel, batches: Batches, n_samples: int, noise: Noise | None, optimizer: str) -> Single:
+    """What is trained, or an error that says why that optimizer cannot."""
+    if optimizer == "lbfgs" and batches.batch_size < batches.n_data:
+        raise ConfigurationError("L-BFGS needs all rows at every step; leave batch_size out or use optimizer='adam'.")
+    problem = Single(model, batches, n_samples, noise)
+    if problem.sites and optimizer != "adam":
+        raise ConfigurationError(
+            'A posterior with precision="natural" moves beside Adam: use optimizer="adam", or precision="full".'
+        )
+    if not problem.parameters:
+        raise ConfigurationError("Every parameter of the model is fixed; there is nothing to train.")
+    return problem
 
 
 def _check_optimizer(name: str, options: Options, augment: Augment | None) -> None:

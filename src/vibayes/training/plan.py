@@ -123,9 +123,17 @@ def _chunk(
     if R == 1:
         return 1
     state = generators(device)
-    chosen = _fits(models, sources, options, device) if device.type == "cuda" else _fastest(models, sources, options)
+    if device.type == "cuda":
+        chosen = _fits(models, sources, options, device)
+    else:
+        chosen = _least(_times(models, sources, options, {1, 5, 20}))
     set_generators(state, device)
     return chosen
+
+
+def _least(times: dict[int, float]) -> int:
+    """The size that takes the least time."""
+    return min(times, key=times.__getitem__)
 
 
 def _evaluate(models: Sequence[TrainableModel], sources: Sequence[InMemory], n_samples: int) -> None:
@@ -148,11 +156,6 @@ def _fits(models: Sequence[TrainableModel], sources: Sequence[InMemory], options
     if fits < R:
         logger.info("Training %d of %d models at a time: each needs about %.2g GB.", fits, R, each / 1e9)
     return min(R, fits)
-
-
-def _fastest(models: Sequence[TrainableModel], sources: Sequence[InMemory], options: Options) -> int:
-    found = _times(models, sources, options, {1, 5, 20})
-    return min(found, key=lambda size: found[size])
 
 
 def _times(
@@ -181,7 +184,7 @@ def _fastest_plan(
     threads, R = torch.get_num_threads(), len(models)
     try:
         here = _times(models, sources, options, {1, 5, 20})
-        size = min(here, key=lambda size: here[size])
+        size = _least(here)
         n_workers = workers or min(cores(), R)
         if n_workers == 1 or (workers is None and here[size] * R * (options.steps or 1000) < _WORTH_WORKERS):
             return size, 1
@@ -190,7 +193,7 @@ def _fastest_plan(
     finally:
         torch.set_num_threads(threads)
         set_generators(state, torch.device("cpu"))
-    best = min(apart, key=lambda size: apart[size])
+    best = _least(apart)
     if workers is None and apart[best] / n_workers > 0.9 * here[size]:
         return size, 1
     return best, n_workers

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +31,22 @@ __all__ = ["fit_many"]
 
 logger = logging.getLogger("vibayes")
 T = TypeVar("T")
+
+# The options that worker processes are given as they are.
+_PASSED = (
+    "steps",
+    "lr_schedule",
+    "kl_weight",
+    "n_samples",
+    "log_every",
+    "max_steps",
+    "tolerance",
+    "weight_decay",
+    "natural_rate",
+    "lr_factors",
+    "compile",
+)
+_WHY_NOT = "a callback, prepared noise, a lambda or a class of the running script cannot be sent to another process"
 
 
 def fit_many(
@@ -148,51 +164,53 @@ def fit_many(
             options = dataclasses.replace(options, n_samples=10 if models[0].draws_differ else 1)
         size, n_workers = make_plan(models, sources, options, place, chunk, workers, checkpoint)
         if n_workers > 1:
-            passed = {
-                "steps": steps,
-                "batch_size": batch_size,
-                "lr_schedule": options.lr_schedule,
-                "kl_weight": options.kl_weight,
-                "n_samples": options.n_samples,
-                "checkpoint_seconds": checkpoint_seconds,
-                "log_every": log_every,
-                "max_steps": max_steps,
-                "tolerance": tolerance,
-                "weight_decay": weight_decay,
-                "natural_rate": natural_rate,
-                "lr_factors": lr_factors,
-                "compile": compile,
-                "augment": augment,
-            }
+            passed = {name: getattr(options, name) for name in _PASSED}
+            passed |= {"batch_size": batch_size, "augment": augment, "checkpoint_seconds": checkpoint_seconds}
             jobs = make_jobs(models, datasets, rates, seeds, size, passed, checkpoint)
             if jobs is not None and callback is None and noise is None:
                 return train_in_workers(models, jobs, size, n_workers, progress)
             logger.warning("These models train in this process: %s.", _WHY_NOT)
-        histories: list[History] = []
-        smaller = False
+
+        def train_chunk(first: int, size: int) -> list[History]:
+            part = slice(first, first + size)
+            torch.manual_seed(seeds[first])
+            path = None if checkpoint is None else chunk_path(checkpoint, first, R, size)
+            run = (sources[part], options, "adam", seeds[part], rates[part])
+            keeper = Keeper(path, checkpoint_seconds, {} if path is None else fingerprint(models[first], *run))
+            problem = as_problem(models[part], sources[part], options.n_samples, _noise_of(noise, part))
+            return _train(problem, _counted_from(first, options), keeper, shown, rates[part])
+
         with Progress(steps or max_steps, show=progress, label=f"fit {R} models") as shown:
-            while len(histories) < R:
-                first = len(histories)
-                part = slice(first, first + size)
-                torch.manual_seed(seeds[first])
-                path = None if checkpoint is None else chunk_path(checkpoint, first, R, size)
-                run = (sources[part], options, "adam", seeds[part], rates[part])
-                keeper = Keeper(path, checkpoint_seconds, {} if path is None else fingerprint(models[first], *run))
-                try:
-                    problem = as_problem(models[part], sources[part], options.n_samples, _noise_of(noise, part))
-                    histories += _train(problem, _counted_from(first, options), keeper, shown, rates[part])
-                except torch.OutOfMemoryError as error:
-                    if smaller or size == 1:
-                        raise TrainingError(
-                            f"The device ran out of memory with {size} model(s) at a time. Use a smaller chunk, "
-                            "batch_size, n_samples or number of inducing points, or another device."
-                        ) from error
-                    size, smaller = -(-size // 2), True
-                    if checkpoint is not None:
-                        keep_plan(checkpoint, (size, 1))
-                    torch.cuda.empty_cache()
-                    logger.warning("Out of memory; going on with %d models at a time.", size)
-                    continue
+            return _in_chunks(train_chunk, R, size, checkpoint)
+
+
+def _in_chunks(
+    train: Callable[[int, int], list[History]], R: int, size: int, checkpoint: str | os.PathLike[str] | None
+) -> list[History]:
+    """Train chunks of R models one after the other; where memory runs out, once, with chunks of half the size.
+
+    Args:
+        train: trains the chunk of a first number and a size.
+        R: how many models there are.
+        size: of a chunk.
+        checkpoint: where a smaller size is noted.
+    """
+    histories: list[History] = []
+    smaller = False
+    while len(histories) < R:
+        try:
+            histories += train(len(histories), size)
+        except torch.OutOfMemoryError as error:
+            if smaller or size == 1:
+                raise TrainingError(
+                    f"The device ran out of memory with {size} model(s) at a time. Use a smaller chunk, "
+                    "batch_size, n_samples or number of inducing points, or another device."
+                ) from error
+            size, smaller = -(-size // 2), True
+            if checkpoint is not None:
+                keep_plan(checkpoint, (size, 1))
+            torch.cuda.empty_cache()
+            logger.warning("Out of memory; going on with %d models at a time.", size)
     return histories
 
 
@@ -201,9 +219,6 @@ def _noise_of(noise: Noise | None, part: slice) -> Noise | None:
     if noise is None:
         return None
     return lambda step: {site: values[part] for site, values in noise(step).items()}
-
-
-_WHY_NOT = "a callback, prepared noise, a lambda or a class of the running script cannot be sent to another process"
 
 
 def _train(

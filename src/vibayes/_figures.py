@@ -23,6 +23,7 @@ __all__ = [
     "axes_or_new",
     "diagonal",
     "label_axes",
+    "mark_inputs",
     "new_figure",
     "save",
     "style",
@@ -129,12 +130,19 @@ def axes_or_new(ax: "Axes | None", size: tuple[float, float] = PANEL) -> "Axes":
     return new_figure(*size).add_subplot() if ax is None else ax
 
 
-def label_axes(ax: "Axes", title: str, xlabel: str, ylabel: str, legend: bool) -> None:
+def label_axes(ax: "Axes", title: str, xlabel: str, ylabel: str, legend: bool = False) -> None:
     ax.set_title(title)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     if legend:
         ax.legend()
+
+
+def mark_inputs(ax: "Axes", inputs: Any, what: str, label: str, *, marker: str, size: float, colour: str) -> None:
+    """Mark inputs `[N]` or `[N, 1]` along the bottom of the axes."""
+    places = as_column(inputs, what)
+    bottom = [0.02] * len(places)  # as a share of the height
+    ax.plot(places, bottom, marker, transform=ax.get_xaxis_transform(), markersize=size, color=colour, label=label)
 
 
 def diagonal(ax: "Axes") -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vibayes import metrics
+from vibayes._figures import COLOURS, label_axes, new_figure, style
 from vibayes.conjugate.exact_gp import ExactGP
 from vibayes.diagnostics.monitor import (
     Monitor,
@@ -24,6 +25,7 @@ from vibayes.stages import network_weights
 from vibayes.trainable import TrainableModel
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["Diagnosis", "diagnose"]
@@ -77,8 +79,6 @@ class Diagnosis:
 
         Nats per row are those of targets in user units. Panels of what was not measured are left out.
         """
-        from vibayes._figures import COLOURS, label_axes, new_figure, style
-
         panels = (["bound", "split"] if self.monitor is not None and len(self.monitor) else []) + (
             ["rho"] if self.rho is not None else []
         )
@@ -87,25 +87,9 @@ class Diagnosis:
         with style():
             figure = new_figure(3.4 * len(panels) + 0.4, 2.9)
             axes = dict(zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True))
-            m = self.monitor
-            if m is not None and "bound" in axes:
-                ax = axes["bound"]
-                loss = float(m.model.units.log_jacobian())  # of log densities on the way to user units
-                bound = [value - loss for value in m.bound]
-                ax.plot(m.step, bound, color=COLOURS["black"], label="evidence or bound")
-                ax.plot(m.step, m.train_ll, color=COLOURS["blue"], label="training LL")
-                if m.test is not None:
-                    ax.plot(m.step, m.test_ll, color=COLOURS["vermilion"], label="held-out LL")
-                late = [v for curve in (bound, m.train_ll, m.test_ll) for v in curve[len(curve) // 10 :]]
-                _limit(ax, late)
-                ax.legend(loc="best")
-                label_axes(ax, "Nats per row", "step", "", False)
-                ax = axes["split"]
-                ax.plot(m.step, m.data_fit, color=COLOURS["green"], label="data fit")
-                ax.plot(m.step, m.complexity, color=COLOURS["purple"], label="complexity")
-                _limit(ax, m.data_fit[len(m) // 10 :] + m.complexity[len(m) // 10 :])
-                ax.legend(loc="best")
-                label_axes(ax, "Parts of the evidence", "step", "nats", False)
+            if self.monitor is not None and "bound" in axes:
+                _plot_nats_per_row(axes["bound"], self.monitor)
+                _plot_parts(axes["split"], self.monitor)
             if self.rho is not None:
                 ax = axes["rho"]
                 image = ax.imshow(self.rho.cpu().numpy(), vmin=0.0, vmax=1.0, cmap="viridis", aspect="equal")
@@ -113,8 +97,28 @@ class Diagnosis:
                 ax.set_xticks([])
                 ax.set_yticks([])
                 figure.colorbar(image, ax=ax, shrink=0.8)
-                label_axes(ax, "Prior correlations of training rows", "", "", False)
+                label_axes(ax, "Prior correlations of training rows", "", "")
         return figure
+
+
+def _plot_nats_per_row(ax: "Axes", m: Monitor) -> None:
+    loss = float(m.model.units.log_jacobian())  # of log densities on the way to user units
+    bound = [value - loss for value in m.bound]
+    ax.plot(m.step, bound, color=COLOURS["black"], label="evidence or bound")
+    ax.plot(m.step, m.train_ll, color=COLOURS["blue"], label="training LL")
+    if m.test is not None:
+        ax.plot(m.step, m.test_ll, color=COLOURS["vermilion"], label="held-out LL")
+    _limit(ax, [v for curve in (bound, m.train_ll, m.test_ll) for v in curve[len(curve) // 10 :]])
+    ax.legend(loc="best")
+    label_axes(ax, "Nats per row", "step", "")
+
+
+def _plot_parts(ax: "Axes", m: Monitor) -> None:
+    ax.plot(m.step, m.data_fit, color=COLOURS["green"], label="data fit")
+    ax.plot(m.step, m.complexity, color=COLOURS["purple"], label="complexity")
+    _limit(ax, m.data_fit[len(m) // 10 :] + m.complexity[len(m) // 10 :])
+    ax.legend(loc="best")
+    label_axes(ax, "Parts of the evidence", "step", "nats")
 
 
 EXPLAINED = {

@@ -106,7 +106,7 @@ def _paint(width: int, arrays: Mapping[str, Tensor]) -> "Figure":
         ax.axhline(evidence, color=COLOURS["black"], linestyle=":", linewidth=1, zorder=1, label="evidence")
         if min(lowest.values()) < floor:
             ax.set_ylim(floor, evidence + 0.05 * _SHOWN)
-        label_axes(ax, f"width {width}", "hidden layers", "ELBO per data point", False)
+        label_axes(ax, f"width {width}", "hidden layers", "ELBO per data point")
         figure.legend(loc="outside right center")
     return figure
 

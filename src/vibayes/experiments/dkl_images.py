@@ -129,7 +129,7 @@ def images(
             ax.plot(history.step, history.per_datapoint, label=stage, linewidth=0.9)
         ax.set_ylim(bottom=-3.0)
         ax.legend(loc="lower right", fontsize=7)
-        label_axes(ax, f"{dataset}, Q = {q}", "step of the stage", "bound per row", False)
+        label_axes(ax, f"{dataset}, Q = {q}", "step of the stage", "bound per row")
     setup = {
         "device": pipeline.device,
         "batch_sizes": list(batches),

@@ -109,7 +109,7 @@ def mnist(
         accuracy.set_ylim(min(v["accuracy"] for v in found.values()) - 0.02, 1.0)
         loss.set_yscale("symlog", linthresh=1e-3)
         for ax, title in ((loss, "Loss per row"), (accuracy, "Test accuracy")):
-            label_axes(ax, title, "step of the stage", "", False)
+            label_axes(ax, title, "step of the stage", "")
             ax.legend(loc="best", fontsize=7)
     return Result(figure, numbers, statements, {"plan": dict(plan), "widths": list(widths)})
 

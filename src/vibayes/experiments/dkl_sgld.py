@@ -113,7 +113,7 @@ def sgld(
         for name, chain in chains.items():
             ax.plot(chain.log_density[0].cpu() / len(data.x_train), label=name, linewidth=0.9)
         ax.legend(loc="lower right", fontsize=7)
-        label_axes(ax, f"SGLD, {dataset}", "draw", "log density per row", False)
+        label_axes(ax, f"SGLD, {dataset}", "draw", "log density per row")
     setup = {
         "device": pipeline.device,
         "lr": f"{LR[dataset]:g} / N / (1 + 0.4 epoch)",

@@ -72,7 +72,7 @@ def _correlations(ax: "Axes", arrays: Arrays, name: str, title: str) -> None:
     ax.set_ylim(-0.05, 1.05)
     if name == "SE":
         ax.legend(loc="upper right", fontsize=7)  # where the SE kernel's curves leave room; the colours are the same
-    label_axes(ax, title, "x", "correlation", False)
+    label_axes(ax, title, "x", "correlation")
 
 
 def _curves(ax: "Axes", runs: Tensor, row: int, title: str) -> None:
@@ -83,4 +83,4 @@ def _curves(ax: "Axes", runs: Tensor, row: int, title: str) -> None:
     low, high = float(late.min()), float(late.max())
     pad = 0.1 * (high - low) + 1e-9
     ax.set_ylim(low - pad, high + pad)
-    label_axes(ax, title, "step", "nats", False)
+    label_axes(ax, title, "step", "nats")

@@ -92,7 +92,7 @@ def max_likelihood(seed: int = 0) -> Result:
             ax.plot(grid, truth, color=plotting.COLOURS["black"], linewidth=1, linestyle="--", label="truth")
             ax.plot(grid, fits[W], color=plotting.COLOURS["blue"], label="maximum likelihood")
             ax.scatter(x[:, 0], y, s=14, color=plotting.COLOURS["black"], linewidths=0, label="data", zorder=3)
-            label_axes(ax, f"W = {W},  training RMSE {training[W]:.3f}", "x", "y" if ax is axes[0] else "", False)
+            label_axes(ax, f"W = {W},  training RMSE {training[W]:.3f}", "x", "y" if ax is axes[0] else "")
             ax.margins(x=0)
             ax.locator_params(axis="x", nbins=5)
             spread = float(y.max() - y.min())

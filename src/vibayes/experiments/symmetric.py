@@ -168,7 +168,7 @@ def _densities(ax: "Axes", best: BestGaussian) -> None:
     w = torch.linspace(-4.0, 4.0, 401, dtype=torch.float64)
     for (name, (colour, width)), curve in zip(_LINES.items(), (best.target(w), best.density(w)), strict=True):
         ax.plot(w, curve, color=plotting.COLOURS[colour], linewidth=width, label=f"{name}(w)")
-    label_axes(ax, f"c = {best.c}:  KL(q ‖ p) = {best.kl:.4f}", "", "density", False)
+    label_axes(ax, f"c = {best.c}:  KL(q ‖ p) = {best.kl:.4f}", "", "density")
     ax.set_ylim(bottom=0.0)
     ax.margins(x=0)
 
@@ -179,5 +179,5 @@ def _predictions(ax: "Axes", c: float, quantiles: list[Tensor]) -> None:
         ax.plot(x, median * x, color=plotting.COLOURS[colour], linewidth=width, label=f"{name}: median")
         for slope, label in ((lower, f"{name}: 95% interval"), (upper, None)):
             ax.plot(x, slope * x, color=plotting.COLOURS[colour], linewidth=0.7 * width, linestyle="--", label=label)
-    label_axes(ax, f"c = {c}:  |w| x", "", "y", False)
+    label_axes(ax, f"c = {c}:  |w| x", "", "y")
     ax.margins(x=0)

@@ -90,12 +90,12 @@ def _draw(found: dict[str, Any], name: str, colour: str) -> Any:
         for k in range(WIDTH):
             for draw in found["features"][:20, :, k]:
                 axes[k].plot(grid[:, 0], draw, color=colour, alpha=0.4, linewidth=0.8)
-            label_axes(axes[k], f"{name}: feature {k + 1}", "x", "f", False)
+            label_axes(axes[k], f"{name}: feature {k + 1}", "x", "f")
             axes[k].margins(x=0)
         for draw in found["functions"]:
             axes[-2].plot(grid[:, 0], draw, color=colour, alpha=0.4, linewidth=0.8)
         axes[-2].scatter(x[:, 0], y, s=10, color=plotting.COLOURS["black"], linewidths=0, zorder=3)
-        label_axes(axes[-2], "posterior functions", "x", "y", False)
+        label_axes(axes[-2], "posterior functions", "x", "y")
         axes[-2].margins(x=0)
     prediction = found["prediction"]
     title = f"prediction,  ELBO {found['elbo']:.1f}"

@@ -116,7 +116,7 @@ def _paint(arrays: Mapping[str, Tensor]) -> "Figure":
                 values = arrays[f"{name} {along}"], arrays[f"{name} bound"]
                 ax.plot(*values, color=plotting.COLOURS[colour], label=name)
         label_axes(axes[0], "boston, depth 5", "seconds", "ELBO per data point", True)
-        label_axes(axes[1], "", "epoch", "", False)
+        label_axes(axes[1], "", "epoch", "")
         best = max(float(arrays[f"{name} bound"].max()) for name in CURVES)
         axes[0].set_ylim(best - 4.0, best + 0.2)
     return figure

@@ -8,7 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vibayes._figures import COLOURS, GREY, PANEL, as_array, as_column, axes_or_new, label_axes, new_figure, style
+from vibayes._figures import (
+    COLOURS,
+    GREY,
+    PANEL,
+    as_array,
+    as_column,
+    axes_or_new,
+    label_axes,
+    mark_inputs,
+    new_figure,
+    style,
+)
 from vibayes.errors import ConfigurationError, DataError, ShapeError
 
 if TYPE_CHECKING:
@@ -82,19 +93,9 @@ def posterior_1d(
             size = 14.0 if len(data_x) <= 100 else 5.0
             ax.scatter(data_x, data_y, s=size, color=COLOURS["black"], linewidths=0, label="data", zorder=3)
         if inducing is not None:
-            places = as_column(inducing, "inducing")
-            ax.plot(
-                places,
-                np.full_like(places, 0.02),
-                transform=ax.get_xaxis_transform(),  # x in data units, y as a share of the height
-                marker="^",
-                linestyle="none",
-                markersize=4,
-                color=COLOURS["vermilion"],
-                label="inducing inputs",
-            )
+            mark_inputs(ax, inducing, "inducing", "inducing inputs", marker="^", size=4, colour=COLOURS["vermilion"])
         ax.margins(x=0)
-        label_axes(ax, title, xlabel, ylabel, False)
+        label_axes(ax, title, xlabel, ylabel)
         if legend:  # beside the axes: inside there is no corner that data and bands are sure to leave free
             ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
@@ -203,20 +204,8 @@ def posterior_2d(
     >>> [ax.get_title() for ax in figure.axes][:2]
     ['mean', 'standard deviation']
     """
-    points = _pairs(x_grid, "x_grid")
-    first, place_1 = np.unique(points[:, 0], return_inverse=True)
-    second, place_2 = np.unique(points[:, 1], return_inverse=True)
-    cell = place_2 * len(first) + place_1
-    if (
-        len(points) != len(first) * len(second)
-        or len(np.unique(cell)) != len(points)
-        or min(map(len, (first, second))) < 2
-    ):
-        raise ShapeError(
-            f"x_grid must be a full rectangular grid; {len(points)} rows with {len(first)} and {len(second)} different "
-            "values are not. Make it with torch.cartesian_prod(a, b)."
-        )
-    mean, std = _moments(prediction, len(points))
+    first, second, cell = _cells(x_grid)
+    mean, std = _moments(prediction, len(cell))
     inputs, targets = data if isinstance(data, tuple | list) else (data, None)
     seen = None if inputs is None else _pairs(inputs, "data x")
     colours = None if targets is None else as_column(targets, "data y")
@@ -234,19 +223,11 @@ def posterior_2d(
             ax.grid(visible=False)
             figure.colorbar(image, ax=ax, label=zlabel)
             if seen is not None:
-                coloured = name == "mean" and colours is not None
-                ax.scatter(
-                    seen[:, 0],
-                    seen[:, 1],
-                    s=16 if coloured else 6,
-                    c=colours if coloured else "white",
-                    cmap=colour_map if coloured else None,
-                    vmin=least if coloured else None,
-                    vmax=most if coloured else None,
-                    edgecolors="white" if coloured else COLOURS["black"],
-                    linewidths=0.5,
-                    label="data",
-                )
+                looks: dict[str, Any] = {"s": 6, "c": "white", "edgecolors": COLOURS["black"]}
+                if name == "mean" and colours is not None:
+                    looks = {"s": 16, "c": colours, "edgecolors": "white"}
+                    looks |= {"cmap": colour_map, "vmin": least, "vmax": most}
+                ax.scatter(seen[:, 0], seen[:, 1], linewidths=0.5, label="data", **looks)
             if inducing is not None:
                 z = _pairs(inducing, "inducing")
                 ax.scatter(
@@ -260,13 +241,28 @@ def posterior_2d(
                     label="inducing inputs",
                 )
             ax.set(xlim=(first[0], first[-1]), ylim=(second[0], second[-1]))
-            label_axes(ax, name, xlabel, ylabel, False)
+            label_axes(ax, name, xlabel, ylabel)
         handles, names = figure.axes[1].get_legend_handles_labels()
         if handles:
             figure.legend(handles, names, loc="outside lower center", ncols=2)
         if title:
             figure.suptitle(title, fontsize=10)
     return figure
+
+
+def _cells(x_grid: Tensor) -> tuple[Any, Any, Any]:
+    """The two axes of a rectangular grid, and the cell of each of its rows, counted along the first axis first."""
+    points = _pairs(x_grid, "x_grid")
+    first, place_1 = np.unique(points[:, 0], return_inverse=True)
+    second, place_2 = np.unique(points[:, 1], return_inverse=True)
+    cell = place_2 * len(first) + place_1
+    full = len(points) == len(first) * len(second) and len(np.unique(cell)) == len(points)
+    if not full or min(len(first), len(second)) < 2:
+        raise ShapeError(
+            f"x_grid must be a full rectangular grid; {len(points)} rows with {len(first)} and {len(second)} different "
+            "values are not. Make it with torch.cartesian_prod(a, b)."
+        )
+    return first, second, cell
 
 
 def _bands(prediction: Any, n: int, level: float | None) -> tuple[Any, list[tuple[Any, Any, str]]]:

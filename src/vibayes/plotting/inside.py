@@ -7,7 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vibayes._figures import COLOURS, GREY, PANEL, as_array, as_column, axes_or_new, label_axes, new_figure, style
+from vibayes._figures import (
+    COLOURS,
+    GREY,
+    PANEL,
+    as_array,
+    as_column,
+    axes_or_new,
+    label_axes,
+    mark_inputs,
+    new_figure,
+    style,
+)
 from vibayes.data import as_tensor, check_count
 from vibayes.errors import DataError, ShapeError
 
@@ -67,20 +78,10 @@ def correlation_functions(
             (line,) = ax.plot(x[order], row[order], label=f"x' = {place:.3g}")
             ax.axvline(place, color=line.get_color(), linewidth=0.8, linestyle=":")
         if data is not None:
-            at = as_column(data, "data")
-            ax.plot(
-                at,
-                np.full_like(at, 0.02),
-                transform=ax.get_xaxis_transform(),
-                marker="|",
-                linestyle="none",
-                markersize=6,
-                color=COLOURS["black"],
-                label="data",
-            )
+            mark_inputs(ax, data, "data", "data", marker="|", size=6, colour=COLOURS["black"])
         ax.margins(x=0)
         ax.set_ylim(min(-0.02, 1.05 * float(rho.min())), 1.05)
-        label_axes(ax, title, xlabel, "prior correlation with x'", False)
+        label_axes(ax, title, xlabel, "prior correlation with x'")
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
 
@@ -131,7 +132,7 @@ def layer_features(
                 ax.margins(x=0)
                 bottom = row is grid[-1] or all(below.shape[2] <= k for below in _after(values, name))
                 ax.xaxis.set_tick_params(labelbottom=bottom)
-                label_axes(ax, f"layer {name}, output {k + 1}", xlabel if bottom else "", "", False)
+                label_axes(ax, f"layer {name}, output {k + 1}", xlabel if bottom else "", "")
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 

@@ -107,7 +107,7 @@ def calibration_curve(
         ax.scatter(confidence, accuracy, s=8 + 120 * share, color=COLOURS["blue"], linewidths=0, zorder=3)
         ax.text(0.96, 0.04, f"ECE {error:.3f}", transform=ax.transAxes, ha="right", fontsize=9)
         unit_square(ax)
-        label_axes(ax, title, "confidence", "accuracy", False)
+        label_axes(ax, title, "confidence", "accuracy")
     return ax
 
 
@@ -190,5 +190,5 @@ def ranking(
         ax.tick_params(axis="y", length=0)
         better = "higher is better" if higher_is_better else "lower is better"
         ax.locator_params(axis="x", nbins=6)  # more numbers run into one another
-        label_axes(ax, title, f"{xlabel}\n({better})" if xlabel else better, "", False)
+        label_axes(ax, title, f"{xlabel}\n({better})" if xlabel else better, "")
     return ax

@@ -1,15 +1,13 @@
 """`vibayes bench`: run the experiments, and set their numbers beside the thesis's."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from vibayes.errors import ConfigurationError
 from vibayes.experiments import commands
-from vibayes.experiments.catalogue import get
-from vibayes.experiments.sweep import Selection
 
 __all__ = ["bench"]
 
@@ -99,17 +97,12 @@ def run(
         datasets=datasets, models=models, depths=depths, priors=priors, splits=splits, steps=steps, dtype=dtype,
         changes=changes, preset=preset,
     )  # fmt: skip
-    if get(name).script:
-        from vibayes.cli.bench_output import draw_figures
+    from vibayes.cli.bench_output import draw_figures
 
-        if chosen != Selection():
-            raise ConfigurationError(f"{name} draws figures; it takes --figures, --seed and --out only.")
-        draw_figures(_console(), name, out, commands.words(figures), seed or 0)
-        return
     code = commands.run_experiment(
         name, chosen, out=out, device=device, executor=executor, workers=workers, address=address, group=group,
         chunk=chunk, compile=compile, checkpoint_seconds=checkpoint_seconds, wait=wait, quiet=quiet, figures=figures,
-        seed=seed,
+        seed=seed, draw_figures=partial(draw_figures, _console()),
     )  # fmt: skip
     if code:
         raise typer.Exit(code)

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vibayes.experiments.catalogue import EXPERIMENTS, get
+from vibayes.experiments.catalogue import EXPERIMENTS
 from vibayes.experiments.commands import status
+from vibayes.experiments.experiment import Experiment
 from vibayes.experiments.figures import run_figures
 
 __all__ = ["draw_figures", "show_experiments"]
@@ -29,10 +30,8 @@ def show_experiments(console: Console) -> None:
     console.print("More of one: vibayes bench show NAME. Run it: vibayes bench run NAME", highlight=False)
 
 
-def draw_figures(console: Console, name: str, out: Path, figures: Sequence[str] | None, seed: int) -> None:
+def draw_figures(console: Console, experiment: Experiment, out: Path, figures: Sequence[str] | None, seed: int) -> None:
     """Run an experiment that draws figures and print every figure's numbers as they come."""
-    experiment = get(name)
-
     shown: dict[str, dict[str, Any]] = {}  # the result file may hold figures of earlier runs too
 
     def report(figure: str, entry: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ from vibayes.errors import VibayesError
 from vibayes.experiments import commands
 from vibayes.experiments.catalogue import EXPERIMENTS
 from vibayes.experiments.executors import EXECUTORS
+from vibayes.experiments.experiment import Experiment
+from vibayes.experiments.figures import run_figures
 from vibayes.experiments.sweep import Selection
 from vibayes.experiments.tables import FORMATS
 
@@ -27,6 +29,11 @@ def _show(name: str, entry: dict[str, Any]) -> None:
     for statement in entry["statements"]:
         print(f"  {'yes' if statement['holds'] else 'NO '} {statement['text']}")
     sys.stdout.flush()
+
+
+def _draw_figures(experiment: Experiment, out: Path, figures: Sequence[str] | None, seed: int) -> None:
+    found = run_figures(experiment, out, figures=figures, seed=seed, report=_show)
+    print(f"Numbers: {found['file']}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,7 +100,7 @@ def _act(given: argparse.Namespace) -> int:
             print(commands.describe(name, chosen))
             return 0
         if action == "run":
-            return commands.run_experiment(name, chosen, figure_report=_show, **options)
+            return commands.run_experiment(name, chosen, draw_figures=_draw_figures, **options)
         print(commands.table(name, chosen, need_folder=True, **options), end="")
     return 0
 

@@ -15,7 +15,7 @@ from vibayes.experiments import catalogue
 from vibayes.experiments.display import duration
 from vibayes.experiments.executors import make_executor
 from vibayes.experiments.experiment import Experiment, Unit, option_changes
-from vibayes.experiments.figures import compare_figures, read_figures, run_figures
+from vibayes.experiments.figures import compare_figures, read_figures
 from vibayes.experiments.names import check_name
 from vibayes.experiments.outline import outline
 from vibayes.experiments.report import Section, page
@@ -27,6 +27,9 @@ from vibayes.experiments.tables import FORMATS, compare, render, require_tables
 __all__ = ["describe", "draw", "report", "run_experiment", "select", "status", "table"]
 
 DEFAULT_OUT = Path("results")
+
+# Draws the named figures of an experiment, or all, into a folder, with a seed.
+DrawFigures = Callable[[Experiment, Path, Sequence[str] | None, int], None]
 
 
 def status(experiment: Experiment) -> str:
@@ -118,15 +121,17 @@ def run_experiment(
     command: str = "",
     figures: Sequence[str] | None = None,
     seed: int | None = None,
-    figure_report: Callable[[str, dict[str, Any]], None] | None = None,
+    draw_figures: DrawFigures,
 ) -> int:
-    """Run an experiment; 0 when all went well, 1 when a part of it failed."""
+    """Run an experiment; 0 when all went well, 1 when a part of it failed.
+
+    Figures are drawn by `draw_figures`, which prints their numbers as its front end can.
+    """
     experiment = catalogue.get(name)
     if experiment.script:
         if selection != Selection():
             raise ConfigurationError(f"{experiment.name} draws figures; it takes --figures, --seed and --out only.")
-        found = run_figures(experiment, out, figures=words(figures), seed=seed or 0, report=figure_report)
-        print(f"Numbers: {found['file']}")
+        draw_figures(experiment, out, words(figures), seed or 0)
         return 0
     if figures:
         raise ConfigurationError(f"{experiment.name} is a sweep; --figures belongs to experiments that draw figures.")
@@ -141,7 +146,8 @@ def run_experiment(
     if not checkpoint_seconds >= 0:
         raise ConfigurationError(f"--checkpoint-seconds must not be negative, got {checkpoint_seconds}.")
     units = expand(experiment, selection)
-    _check_data(sorted({unit.dataset for unit in units}))
+    for dataset in sorted({unit.dataset for unit in units}):  # all of them, before hours of training on the first
+        data_sets.info(dataset)
     settings = Settings(
         out=out,
         device=device,
@@ -166,11 +172,6 @@ def draw(name: str, *, out: Path = DEFAULT_OUT) -> list[Path]:
         raise ConfigurationError(f"{experiment.name} keeps no arrays of its figures; `run` draws them.")
     drawn: list[Path] = drawing.draw(out / experiment.name)
     return drawn
-
-
-def _check_data(names: Sequence[str]) -> None:
-    for name in names:  # all of them, before hours of training on the first
-        data_sets.info(name)
 
 
 def _conclude(summary: Summary, experiment: Experiment, selection: Selection, out: Path) -> None:
@@ -198,7 +199,9 @@ def _option_flags(selection: Selection) -> list[str]:
     flags = [] if selection.preset is None else ["--preset", selection.preset]
     flags += [] if selection.steps is None else ["--steps", str(selection.steps)]
     flags += [] if selection.dtype is None else ["--dtype", selection.dtype]
-    return flags + _set_flags(selection.changes)
+    return flags + [
+        part for key, value in selection.changes.items() for part in ("--set", f"{key}={typed_text(value)}")
+    ]
 
 
 def _model_flags(experiment: Experiment, selection: Selection, models: Iterable[str]) -> list[str]:
@@ -208,10 +211,6 @@ def _model_flags(experiment: Experiment, selection: Selection, models: Iterable[
     except ConfigurationError:
         return ["--models", ",".join(dict.fromkeys(models))]
     return []
-
-
-def _set_flags(changes: Mapping[str, Any]) -> list[str]:
-    return [part for key, value in changes.items() for part in ("--set", f"{key}={typed_text(value)}")]
 
 
 def table(

@@ -12,7 +12,7 @@ from vibayes import datasets, plotting
 from vibayes._figures import new_figure
 from vibayes.compiler import can_compile
 from vibayes.conjugate import ExactGP
-from vibayes.experiments.dkl_models import feature_network
+from vibayes.experiments.dkl_models import feature_network, roughness
 from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.record import Number, Result, Statement
 from vibayes.kernels import DeepKernel, SquaredExponential
@@ -117,7 +117,7 @@ def _draw(every: int, seed: int, **options: Any) -> Result:
     evidence = chains.log_density - torch.func.vmap(torch.func.vmap(chains.target.log_prior))(chains.draws)
     inside = (grid[:, 0] >= 0.0) & (grid[:, 0] <= 6.0)
     outside = (grid[:, 0] < -1.0) | (grid[:, 0] > 7.0)
-    wiggle = [_roughness(mean[inside]) for mean, _ in (ours, theirs)]
+    wiggle = [roughness(mean[inside]) for mean, _ in (ours, theirs)]
     far = [float(std[outside].mean()) for _, std in (ours, theirs)]
     numbers = [
         Number("mean LML along the chains", float(evidence.mean())),
@@ -172,11 +172,6 @@ def _rhat_of(chains: Chains, *endings: str) -> float:
     """The largest R-hat of hyperparameters whose names end so; like weights, features and their scales may permute."""
     found = [values for name, values in chains.values.items() if name.endswith(endings)]
     return max(float(rhat(values).max()) for values in found)
-
-
-def _roughness(mean: Tensor) -> float:
-    """Mean absolute second difference."""
-    return float((mean[2:] - 2 * mean[1:-1] + mean[:-2]).abs().mean()) * 1e3
 
 
 def toy_hmc_200(seed: int = 0, **options: Any) -> Result:

@@ -49,6 +49,12 @@ def _features(split: Split, q: int, width: int) -> nn.Module:
     return nn.Sequential(resnet18(Plain(normalize=True), split.x_train.shape[1], width, q), nn.ReLU())
 
 
+def stages(data: Split, factor: float) -> dict[str, Stage]:
+    """The stages of a pipeline, with so many times their epochs."""
+    per_epoch = -(-len(data.x_train) // BASE_BATCH)
+    return {name: Stage(max(1, round(factor * count * per_epoch))) for name, count in EPOCHS.items()}
+
+
 def images(
     seed: int = 0,
     *,
@@ -81,14 +87,13 @@ def images(
     batches = (BASE_BATCH, LARGE[dataset]) if batches is None else batches
     with default_dtype(torch.float32):
         data = _load(dataset) if split is None else split
-        per_epoch = -(-len(data.x_train) // BASE_BATCH)
         padding = data.x_train.shape[-1] // (8 if dataset == "cifar10" else 10)  # 32 from 40, 200 from 240
         pipeline = Pipeline(
             data,
             partial(_features, data, q, width),
             q,
             n_inducing,
-            {name: Stage(max(1, round(epochs * count * per_epoch))) for name, count in EPOCHS.items()},
+            stages(data, epochs),
             weight_decay=2e-4 if dataset == "utkface" else 0.0,  # 1e-4 |w|^2
             augment=Compose(RandomCrop(padding), RandomFlip()) if augmented else None,
             device=_device(),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vibayes.conjugate import ExactGP
 from vibayes.datasets import Split
@@ -19,7 +19,7 @@ from vibayes.pretraining import fit_noise
 
 Training = dict[str, Any]
 
-__all__ = ["DKL_MODELS", "FULL_BATCH_STEPS", "feature_network", "glorot"]
+__all__ = ["DKL_MODELS", "FULL_BATCH_STEPS", "feature_network", "glorot", "roughness"]
 
 # Full-batch methods stop here (thesis: for its computing budget); learning rates fall where the batched ones' do.
 FULL_BATCH_STEPS = 8000
@@ -119,6 +119,11 @@ def _network(full: bool) -> Builder:
         return model, training
 
     return builder
+
+
+def roughness(mean: Tensor) -> float:
+    """Mean absolute second difference of a function's values on a grid, in thousandths."""
+    return float((mean[2:] - 2 * mean[1:-1] + mean[:-2]).abs().mean()) * 1e3
 
 
 def _set_noise(model: Model, split: Split) -> None:

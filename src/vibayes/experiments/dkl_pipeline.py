@@ -21,11 +21,12 @@ from vibayes.layers import GP, Linear
 from vibayes.likelihoods import Categorical, Gaussian, Likelihood
 from vibayes.model import Model
 from vibayes.posteriors import LocalInducing, Point
+from vibayes.prediction import Prediction
 from vibayes.pretraining import fit_noise
 from vibayes.stages import freeze, take_over, unfreeze
 from vibayes.training import History, fit, schedules
 
-__all__ = ["METHODS", "Pipeline", "Stage", "measure"]
+__all__ = ["METHODS", "Pipeline", "Stage", "how_sure", "measure"]
 
 METHODS = ("NN", "pNN", "SVDKL", "fSVDKL", "pSVDKL")
 _ROWS = 500  # rows that go through an image network at once, outside of training
@@ -244,6 +245,13 @@ def measure(model: Model, split: Split, *, n_samples: int = 100) -> dict[str, fl
         else:
             found["train_accuracy" if part == "train" else "accuracy"] = metrics.accuracy(prediction, y)
             if part == "test":
-                found["incorrect_test_ll"] = metrics.misclassified_log_likelihood(prediction, y)
-                found["ece"] = metrics.ece(prediction, y, bins=20)
+                found |= how_sure(prediction, y)
     return found
+
+
+def how_sure(prediction: Prediction, y: Tensor) -> dict[str, float]:
+    """Whether a classifier is as sure as it should be of test rows."""
+    return {
+        "incorrect_test_ll": metrics.misclassified_log_likelihood(prediction, y),
+        "ece": metrics.ece(prediction, y, bins=20),
+    }

@@ -16,8 +16,8 @@ from torch.distributions import Distribution, Normal
 from vibayes import metrics, plotting
 from vibayes._figures import label_axes, new_figure
 from vibayes.datasets import Split
-from vibayes.experiments.dkl_images import BASE_BATCH, EPOCHS, N_INDUCING, SHORT, _device, _features, _load
-from vibayes.experiments.dkl_pipeline import Pipeline, Stage, measure
+from vibayes.experiments.dkl_images import BASE_BATCH, N_INDUCING, SHORT, _device, _features, _load, stages
+from vibayes.experiments.dkl_pipeline import Pipeline, how_sure, measure
 from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.record import Number, Result, Statement
 from vibayes.likelihoods import Gaussian
@@ -61,13 +61,12 @@ def sgld(
     """
     with default_dtype(torch.float32):
         data = _load(dataset) if split is None else split
-        per_epoch = math.ceil(len(data.x_train) / BASE_BATCH)
         pipeline = Pipeline(
             data,
             partial(_features, data, q, width),
             q,
             n_inducing,
-            {name: Stage(max(1, round(epochs * count * per_epoch))) for name, count in EPOCHS.items()},
+            stages(data, epochs),
             weight_decay=DECAY[dataset],
             device=_device(),
             seed=seed,
@@ -162,11 +161,7 @@ def _measure(chains: Chains, data: Split) -> dict[str, float]:
     found = {"test_ll": metrics.log_likelihood(prediction, y)}
     if prediction.kind != "classes":
         return found | {"test_rmse": metrics.rmse(prediction, y)}
-    return found | {
-        "accuracy": metrics.accuracy(prediction, y),
-        "incorrect_test_ll": metrics.misclassified_log_likelihood(prediction, y),
-        "ece": metrics.ece(prediction, y, bins=20),
-    }
+    return found | {"accuracy": metrics.accuracy(prediction, y), **how_sure(prediction, y)}
 
 
 _SHORT = {f"{name}-short": partial(sgld, dataset=name, epochs=SHORT) for name in LR}

@@ -16,7 +16,7 @@ from vibayes.conjugate import ExactGP
 from vibayes.diagnostics import Monitor, correlation
 from vibayes.diagnostics.monitor import mean_correlation
 from vibayes.experiments import dkl_toy_figures
-from vibayes.experiments.dkl_models import feature_network
+from vibayes.experiments.dkl_models import feature_network, roughness
 from vibayes.experiments.dkl_toy_figures import REFERENCES
 from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.record import Number, Result, Statement
@@ -62,8 +62,7 @@ class Trained:
     @property
     def roughness(self) -> float:
         """Mean absolute second difference of the mean on the plotted range where there are data, in raw units."""
-        inside = self.mean[_inside()]
-        return float((inside[2:] - 2 * inside[1:-1] + inside[:-2]).abs().mean()) * 1e3
+        return roughness(self.mean[_inside()])
 
     @property
     def late_data_fit(self) -> float:

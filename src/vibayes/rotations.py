@@ -144,16 +144,13 @@ def _hooks(network: nn.Module, layer: nn.Module | None, seen: dict[str, Tensor])
         return keep
 
     handles = [] if layer is None else [layer.register_forward_hook(rotate)]
-    handles += [m.register_forward_hook(note(n)) for n, m in network.named_modules() if _is_step(m)]
+    steps = [(n, m) for n, m in network.named_modules() if isinstance(m, Layer) or not list(m.children())]
+    handles += [m.register_forward_hook(note(n)) for n, m in steps]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _is_step(module: nn.Module) -> bool:
-    return isinstance(module, Layer) or not any(True for _ in module.children())
 
 
 @contextmanager

@@ -229,11 +229,8 @@ FIGURES: dict[str, Callable[[int], Result]] = {
 NEEDS_FILES = {"exact_gpr": "snelson", "sgpr": "snelson"}
 
 
-def _label(name: str) -> str:
-    return f"fig:back:{name}" if name == "symm_vi" else f"fig:intro:{name}"
-
-
-DRAWING = Drawing("intro", FIGURES, {name: _label(name) for name in FIGURES}, NEEDS_FILES)
+LABELS = {name: f"fig:intro:{name}" for name in FIGURES} | {"symm_vi": "fig:back:symm_vi"}
+DRAWING = Drawing("intro", FIGURES, LABELS, NEEDS_FILES)
 run = DRAWING.run
 
 

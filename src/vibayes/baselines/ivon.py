@@ -87,17 +87,11 @@ def fit_ivon(
         lr_noise: Adam's learning rate for the likelihood's hyperparameters.
         seed: of starts, batches and draws.
     """
-    if not isinstance(model, Model):
-        raise ConfigurationError(f"fit_ivon takes a Model of a plain network, got {kind_of(model)}.")
+    _check_plain(model)
     try:
         import ivon
     except ImportError as error:
         raise ConfigurationError('IVON needs the package ivon-opt: pip install "vibayes[baselines]".') from error
-    if any(not layer.deterministic or getattr(layer.posterior, "prior", False) for layer in model.layers.values()):
-        raise ConfigurationError(
-            "IVON puts its own posterior and prior on the weights: build the network of torch modules and "
-            "Linear(..., posterior=Point(prior=False))."
-        )
     check_count(steps, "steps")
     check_count(mc_samples, "mc_samples")
     if not (lr > 0 and prior_precision > 0 and hess_init > 0):
@@ -146,3 +140,14 @@ def fit_ivon(
                         f"IVON's loss was not finite at step {step}. Use a smaller lr or a larger hess_init."
                     )
     return IvonPosterior(model, optimizer, losses)
+
+
+def _check_plain(model: Model) -> None:
+    """Refuse a model whose weights have a posterior or a prior already."""
+    if not isinstance(model, Model):
+        raise ConfigurationError(f"fit_ivon takes a Model of a plain network, got {kind_of(model)}.")
+    if any(not layer.deterministic or getattr(layer.posterior, "prior", False) for layer in model.layers.values()):
+        raise ConfigurationError(
+            "IVON puts its own posterior and prior on the weights: build the network of torch modules and "
+            "Linear(..., posterior=Point(prior=False))."
+        )

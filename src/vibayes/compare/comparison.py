@@ -165,15 +165,7 @@ def compare(
         steps: so many steps for every model, in place of the time: slower machines then give the same result.
         display: hears of the progress.
     """
-    check_count(seeds, "seeds")
-    if steps is not None:
-        check_count(steps, "steps")
-    if device is not None:
-        find_device(device)
-    if not minutes > 0:
-        raise ConfigurationError(f"The budget must be positive, got {minutes} minutes.")
-    if len(data.test) == 0:
-        raise ConfigurationError("A comparison needs held-out rows; let it hold out more than none.")
+    _check(data, minutes, seeds, device, steps)
     shown = display or Silent()
     begin = time.monotonic()
     end = begin + 60.0 * minutes
@@ -234,6 +226,19 @@ def compare(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise DataError(f"No model could be trained on this table. {reasons}")
     return Comparison(data, results, skipped, validation, time.monotonic() - begin, minutes, interrupted)
+
+
+def _check(data: Data, minutes: float, seeds: int, device: str | None, steps: int | None) -> None:
+    """Refuse what no comparison can be made with."""
+    check_count(seeds, "seeds")
+    if steps is not None:
+        check_count(steps, "steps")
+    if device is not None:
+        find_device(device)
+    if not minutes > 0:
+        raise ConfigurationError(f"The budget must be positive, got {minutes} minutes.")
+    if len(data.test) == 0:
+        raise ConfigurationError("A comparison needs held-out rows; let it hold out more than none.")
 
 
 def _measure(family: Family, trained: Trained, problem: Problem, data: Data) -> Result:

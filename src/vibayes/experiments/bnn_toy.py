@@ -140,6 +140,20 @@ def toy(seed: int = 0) -> Result:
         bands.append(of_seeds[0])
         draws.append(models[0].sample_functions(data.grid, 5))
     numbers.append(Number("standard deviation in the gap, HMC", float(reference.std[data.gap].mean())))
+    bands.append((reference.mean, reference.std))
+    draws.append(reference.functions)
+    arrays = _arrays(bands, draws) | {"bounds": torch.tensor([bounds[family] for family in SHOWN])}
+    statements = _statements(bounds, spread, distance, {number.name: number.ours for number in numbers})
+    return Result(None, numbers, statements, _setup(N_INDUCING), arrays)
+
+
+def _statements(
+    bounds: Mapping[str, float],
+    spread: Mapping[str, float],
+    distance: Mapping[str, float],
+    by_name: Mapping[str, float],
+) -> list[Statement]:
+    """What the thesis says, of bounds, standard deviations in the gap, distances to HMC, and numbers by name."""
     best = bounds["global inducing"]
     statements = [
         Statement(
@@ -154,8 +168,7 @@ def toy(seed: int = 0) -> Result:
             "of the three, global inducing is the closest to HMC", min(distance, key=distance.__getitem__) == SHOWN[-1]
         ),
     ]
-    by_name = {number.name: number.ours for number in numbers}
-    statements += [
+    return statements + [
         Statement(
             f"global inducing has the largest variance in layer {layer}",
             by_name[f"variance of layer {layer}, global inducing"]
@@ -163,10 +176,6 @@ def toy(seed: int = 0) -> Result:
         )
         for layer in (1, 3)
     ]
-    bands.append((reference.mean, reference.std))
-    draws.append(reference.functions)
-    arrays = _arrays(bands, draws) | {"bounds": torch.tensor([bounds[family] for family in SHOWN])}
-    return Result(None, numbers, statements, _setup(N_INDUCING), arrays)
 
 
 def _arrays(bands: list[tuple[Tensor, Tensor]], draws: list[Tensor]) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
 """Deep kernel learning on 5,000 MNIST images (thesis, Fig. "mnist"): loss and test accuracy along training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from vibayes.experiments.drawing import Drawing
 from vibayes.experiments.record import Number, Result, Statement
 from vibayes.model import Model
 from vibayes.modes import default_dtype
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["DRAWING", "FIGURES", "mnist", "run"]
 
@@ -92,6 +95,11 @@ def mnist(
         Statement("DKL has a better bound than with frozen features",
                   found["DKL"]["elbo_per_datapoint"] > found["fDKL"]["elbo_per_datapoint"]),
     ]  # fmt: skip
+    return Result(_figure(monitors, found), numbers, statements, {"plan": dict(plan), "widths": list(widths)})
+
+
+def _figure(monitors: Mapping[str, list[Monitor]], found: Mapping[str, Mapping[str, float]]) -> "Figure":
+    """Loss and test accuracy along the stages."""
     with plotting.style():
         figure = new_figure(8.0, 2.9)
         loss, accuracy = figure.subplots(1, 2)
@@ -111,7 +119,7 @@ def mnist(
         for ax, title in ((loss, "Loss per row"), (accuracy, "Test accuracy")):
             label_axes(ax, title, "step of the stage", "")
             ax.legend(loc="best", fontsize=7)
-    return Result(figure, numbers, statements, {"plan": dict(plan), "widths": list(widths)})
+    return figure
 
 
 # The thesis's size, which takes many hours: mnist(plan=FULL).

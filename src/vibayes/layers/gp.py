@@ -130,20 +130,15 @@ class GP(Layer):
 
         Kit = self.kernel.on_features(z, x)  # [M, N]
         covariance = None
-        if q is not None and not draw.joint:
+        if draw.joint:
+            mean, covariance = self._joint_moments(factor.solve(Kit), v, q, x)
+            variance = covariance.diagonal(dim1=-2, dim2=-1).mT
+        elif q is not None:
             mean, change = conditional_moments(Kii.to(z.dtype), factor, Kit, q.mean, q.factor)  # [N, P]
             variance = self.variance(x)[:, None] + change
-        elif not draw.joint:
+        else:
             mean, loss = conditional_rows(exact, Kit, v)  # [N, P], [N]
             variance = (self.variance(x) - loss)[:, None]  # [N, 1]
-        else:
-            A = factor.solve(Kit)  # [M, N]
-            mean = A.mT @ v
-            covariance = (self.covariance(x) - A.mT @ A)[None]  # [1, N, N]
-            if q is not None:
-                C = q.factor.mT @ A  # R^T A  [P, M, N]
-                covariance = covariance + C.mT @ C  # [P, N, N]
-            variance = covariance.diagonal(dim1=-2, dim2=-1).mT
         offset = prior_mean if posterior.local else prior_mean[draw.n_inducing :]
         mean = mean + offset
         # Exactly zero or slightly negative only through rounding; the floor keeps the square root differentiable.
@@ -158,6 +153,16 @@ class GP(Layer):
             first = draw.n_inducing if posterior.local else 0  # inducing rows that went through like data
             draw.output = replace(draw.output, projection=projection[:, first:], offset=offset[first:])
         return out
+
+    def _joint_moments(
+        self, A: Float[Tensor, "m n"], v: Float[Tensor, "m p"], q: Gaussian | None, x: Float[Tensor, "n w"]
+    ) -> tuple[Float[Tensor, "n p"], Float[Tensor, "q n n"]]:
+        """Mean and covariance of data rows, counted from the mean function, given `v` or under `q(v)`."""
+        covariance = (self.covariance(x) - A.mT @ A)[None]  # [1, N, N]
+        if q is not None:
+            C = q.factor.mT @ A  # R^T A  [P, M, N]
+            covariance = covariance + C.mT @ C  # [P, N, N]
+        return A.mT @ v, covariance
 
     def _check_imagined(self, name: str) -> None:
         """Refuse what takes more of imagined features, however many they are, than their inner products."""

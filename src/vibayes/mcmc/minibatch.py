@@ -12,7 +12,7 @@ from vibayes.mcmc.chains import Chains
 from vibayes.mcmc.parts import Priors
 from vibayes.mcmc.sgld import SGHMC, SGLD, EpochSchedule, robbins_monro
 from vibayes.mcmc.target import ModelTarget
-from vibayes.trainable import TrainableModel
+from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import as_batches
 from vibayes.training.progress import Progress
 from vibayes.training.run import Clock
@@ -104,7 +104,6 @@ def sample_minibatch(
     densities: list[Tensor] = []
     averages: list[dict[str, Tensor]] = []
     clock = Clock()
-    step = 0
     cuda = [target.device] if target.device.type == "cuda" else []
     with (
         Progress((burn_in + epochs) * per_epoch, show=progress, label=method) as shown,
@@ -113,16 +112,12 @@ def sample_minibatch(
         torch.manual_seed(seed)  # of bounds that are drawn
         for epoch in range(burn_in + epochs):
             total = torch.zeros((), dtype=target.dtype, device=target.device)
-            for _ in range(per_epoch):
-                batch = batches.at(step)
+            for step in range(epoch * per_epoch, (epoch + 1) * per_epoch):
                 optimizer.zero_grad()
-                bound = model(batch.x, batch.y, batch.weights, scale=n / len(batch.x), n_samples=1)
-                theta = torch.cat([p.reshape(-1) for p in parameters])
-                log_density = (bound.log_likelihood + bound.log_ratio).sum() + target.log_extra_prior(theta)
-                (-log_density).backward()
+                log_density = _log_density(target, batches.at(step), n, parameters)
+                (-log_density).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 total += log_density.detach() / per_epoch
-                step += 1
             mean = float(total)
             if not math.isfinite(mean):
                 raise TrainingError(
@@ -130,7 +125,7 @@ def sample_minibatch(
                     "start from a trained model."
                 )
             phase = "burn-in" if epoch < burn_in else "sampling"
-            shown.update(step, f"{phase}, log density {mean:.1f}")
+            shown.update((epoch + 1) * per_epoch, f"{phase}, log density {mean:.1f}")
             if epoch >= burn_in and (epoch - burn_in + 1) % every == 0:
                 kept.append(target.current())
                 densities.append(total)
@@ -144,6 +139,14 @@ def sample_minibatch(
         seconds=clock.seconds,
         buffers=buffers,
     )
+
+
+def _log_density(target: ModelTarget, batch: Batch, n_data: int, parameters: list[nn.Parameter]) -> Tensor:
+    """The log density of the model's parameters, its likelihood estimated on a batch."""
+    bound = target.model(batch.x, batch.y, batch.weights, scale=n_data / len(batch.x), n_samples=1)
+    theta = torch.cat([p.reshape(-1) for p in parameters])
+    log_density: Tensor = (bound.log_likelihood + bound.log_ratio).sum() + target.log_extra_prior(theta)
+    return log_density
 
 
 def _running_averages(model: nn.Module) -> dict[str, Tensor]:

@@ -88,16 +88,7 @@ def sample_posterior(
     >>> chains.predict(x)
     Prediction(regression, 10 rows, 40 draws; .mean .std .quantile .interval .cdf .log_prob .sample)
     """
-    for name, value in (("n_samples", n_samples), ("n_chains", n_chains), ("thin", thin)):
-        check_count(value, name)
-    if n_warmup != 0:
-        check_count(n_warmup, "n_warmup")
-    if step_size is not None and not (math.isfinite(step_size) and step_size > 0):
-        raise ConfigurationError(
-            f"step_size must be positive, got {step_size}; leave it out to have it adapted during warm-up."
-        )
-    if not 0.0 < target_accept < 1.0:
-        raise ConfigurationError(f"target_accept must lie strictly between 0 and 1, got {target_accept}.")
+    _check_numbers(n_samples, n_warmup, n_chains, thin, step_size, target_accept)
     kernel = _sampler(sampler)
     target = as_target(model, data, priors, seed)
     if compile:
@@ -134,12 +125,7 @@ def sample_posterior(
     found = keeper.load()
     if found is not None:
         run.restore(found)
-        fresh = target.evaluate(run.current.position).log_density
-        if not torch.allclose(fresh, run.current.log_density, rtol=1e-4, atol=1e-3):
-            raise ConfigurationError(
-                f"The checkpoint {checkpoint} belongs to another density: where its chains stand, the log density is "
-                f"{fresh.tolist()} and was {run.current.log_density.tolist()}. Use another file, or delete it."
-            )
+        _check_density(run, checkpoint)
     total = n_warmup + n_samples * thin
     saved = time.monotonic()
     with Progress(total, show=progress, label="sample") as shown:
@@ -154,6 +140,31 @@ def sample_posterior(
     if diverged:
         logger.warning("%d of %d transitions diverged; see Chains.summary().", diverged, chains.diverging.numel())
     return chains
+
+
+def _check_numbers(
+    n_samples: int, n_warmup: int, n_chains: int, thin: int, step_size: float | None, target_accept: float
+) -> None:
+    for name, value in (("n_samples", n_samples), ("n_chains", n_chains), ("thin", thin)):
+        check_count(value, name)
+    if n_warmup != 0:
+        check_count(n_warmup, "n_warmup")
+    if step_size is not None and not (math.isfinite(step_size) and step_size > 0):
+        raise ConfigurationError(
+            f"step_size must be positive, got {step_size}; leave it out to have it adapted during warm-up."
+        )
+    if not 0.0 < target_accept < 1.0:
+        raise ConfigurationError(f"target_accept must lie strictly between 0 and 1, got {target_accept}.")
+
+
+def _check_density(run: "_Run", checkpoint: Any) -> None:
+    """Refuse to go on with chains of another density, which has the same fingerprint."""
+    fresh, before = run.target.evaluate(run.current.position).log_density, run.current.log_density
+    if not torch.allclose(fresh, before, rtol=1e-4, atol=1e-3):
+        raise ConfigurationError(
+            f"The checkpoint {checkpoint} belongs to another density: where its chains stand, the log density is "
+            f"{fresh.tolist()} and was {before.tolist()}. Use another file, or delete it."
+        )
 
 
 def _sampler(sampler: str | Sampler) -> Sampler:

@@ -17,7 +17,7 @@ from vibayes.distributions.base import (
     check_shape,
     values_visible,
 )
-from vibayes.distributions.gram import GramDistribution, check_degrees, scale_factor
+from vibayes.distributions.gram import GramDistribution
 from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix, log_abs_det
 from vibayes.errors import ConfigurationError
 
@@ -83,9 +83,7 @@ class GeneralizedSingularWishart(GramDistribution):
         degrees: object = nu
         if isinstance(degrees, Tensor):
             raise ConfigurationError("nu of a generalized Wishart must be a number: it only fixes the rank of a draw.")
-        self.scale_tril = scale_factor(scale, scale_tril, validate_args)
-        n = self.scale_tril.shape[-1]
-        self.nu, self.rank = nu, check_degrees(nu, n, validate_args)
+        n = self._take(scale, nu, scale_tril, validate_args)
         self.alpha, self.beta, self.mu, self.sigma, self.B = alpha, beta, mu, sigma, B
         shapes = {"alpha": (self.rank,), "beta": (self.rank,), "mu": (n, self.rank), "sigma": (n, self.rank)}
         if B is not None:

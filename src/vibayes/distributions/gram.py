@@ -13,7 +13,14 @@ from torch.distributions import constraints
 
 from vibayes import linalg
 from vibayes.distributions.bartlett import FactorSample
-from vibayes.distributions.base import MatrixDistribution, check_finite, check_lower, check_square, values_visible
+from vibayes.distributions.base import (
+    MatrixDistribution,
+    check_dtypes,
+    check_finite,
+    check_lower,
+    check_square,
+    values_visible,
+)
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
 from vibayes.operators.gamma import NOISE_PER_GAMMA
 
@@ -24,7 +31,20 @@ class GramDistribution(MatrixDistribution):
     """A distribution over `G = F F^T`, whose factor `F` `[*batch, N, rank]` is made of a Bartlett factor."""
 
     scale_tril: Tensor
+    nu: float | Tensor
     rank: int
+
+    def _take(
+        self, scale: Tensor | None, nu: float | Tensor, scale_tril: Tensor | None, validate_args: bool | None
+    ) -> int:
+        """Keep the scale and the degrees of freedom, and the rank they give; the number of rows N."""
+        self.scale_tril = scale_factor(scale, scale_tril, validate_args)
+        n = self.scale_tril.shape[-1]
+        self.rank = check_degrees(nu, n, validate_args)
+        if isinstance(nu, Tensor):
+            check_dtypes(scale=self.scale_tril, nu=nu)
+        self.nu = nu
+        return n
 
     @property
     def scale(self) -> Float[Tensor, "*batch n n"]:

@@ -16,8 +16,7 @@ from vibayes.distributions.bartlett import (
     multidigamma,
     standard_shapes,
 )
-from vibayes.distributions.base import check_dtypes
-from vibayes.distributions.gram import GramDistribution, check_degrees, scale_factor
+from vibayes.distributions.gram import GramDistribution
 from vibayes.errors import ConfigurationError
 
 __all__ = ["InverseWishart"]
@@ -58,16 +57,11 @@ class InverseWishart(GramDistribution):
         scale_tril: Float[Tensor, "*batch n n"] | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        self.scale_tril = scale_factor(scale, scale_tril, validate_args)
-        n = self.scale_tril.shape[-1]
-        self.rank = check_degrees(nu, n, validate_args)
+        n = self._take(scale, nu, scale_tril, validate_args)
         if self.rank < n:
             raise ConfigurationError(
                 f"An inverse Wishart needs nu > N - 1 = {n - 1}, since a singular matrix has no inverse; got nu = {nu}."
             )
-        if isinstance(nu, Tensor):
-            check_dtypes(scale=self.scale_tril, nu=nu)
-        self.nu = nu
         self._finish((n, n), validate_args)
 
     def rsample_factor(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> FactorSample:

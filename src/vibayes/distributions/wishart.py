@@ -18,8 +18,7 @@ from vibayes.distributions.bartlett import (
     trapezoid,
     triangularize,
 )
-from vibayes.distributions.base import check_dtypes
-from vibayes.distributions.gram import GramDistribution, check_degrees, scale_factor
+from vibayes.distributions.gram import GramDistribution
 from vibayes.errors import ConfigurationError
 
 __all__ = ["Wishart"]
@@ -64,12 +63,7 @@ class Wishart(GramDistribution):
         scale_tril: Float[Tensor, "*batch n n"] | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        self.scale_tril = scale_factor(scale, scale_tril, validate_args)
-        n = self.scale_tril.shape[-1]
-        self.rank = check_degrees(nu, n, validate_args)
-        if isinstance(nu, Tensor):
-            check_dtypes(scale=self.scale_tril, nu=nu)
-        self.nu = nu
+        n = self._take(scale, nu, scale_tril, validate_args)
         self._finish((n, n), validate_args)
 
     def rsample_factor(self, sample_shape: Sequence[int] = (), noise: Tensor | None = None) -> FactorSample:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import vibayes as vb
 from vibayes.errors import ShapeError
-from vibayes.modes import averages, evaluating, keeping_averages
+from vibayes.modes import averages, default_dtype, evaluating, keeping_averages
 
 
 def normed(posterior: vb.MeanField | vb.Point | None = None) -> vb.Model:
@@ -137,3 +137,16 @@ def test_averages_of_a_replica_that_stopped_stay() -> None:
             callback=lambda logged: logged.replica == 0,
         )
         assert [int(model.network[1].num_batches_tracked) for model in models] == [10, 40]
+
+
+def test_the_default_dtype_comes_back_after_an_error() -> None:
+    before, other = torch.get_default_dtype(), torch.float32
+
+    def fail() -> None:
+        with default_dtype(other):
+            raise ValueError(f"stop at {torch.zeros(()).dtype}")
+
+    assert before != other
+    with pytest.raises(ValueError, match=f"stop at {other}"):
+        fail()
+    assert torch.get_default_dtype() == before

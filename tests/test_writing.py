@@ -1,0 +1,34 @@
+"""Files are replaced completely or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from vibayes.writing import written_whole
+
+
+def test_a_file_is_replaced_in_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "file"
+    for text in ("old", "new"):
+        before = path.read_text() if path.exists() else None
+        with written_whole(path) as aside:
+            aside.write_text(text)
+            assert (path.read_text() if path.exists() else None) == before
+        assert path.read_text() == text
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail() -> None:
+        with written_whole(path) as aside:
+            aside.write_text("half of")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from vibayes.experiments import commands
+from vibayes.experiments.runner import Settings
 
 __all__ = ["bench"]
 
@@ -99,10 +100,10 @@ def run(
     )  # fmt: skip
     from vibayes.cli.bench_output import draw_figures
 
+    settings = Settings(out, device, group, chunk, compile, checkpoint_seconds, wait=wait, show=not quiet)
     code = commands.run_experiment(
-        name, chosen, out=out, device=device, executor=executor, workers=workers, address=address, group=group,
-        chunk=chunk, compile=compile, checkpoint_seconds=checkpoint_seconds, wait=wait, quiet=quiet, figures=figures,
-        seed=seed, draw_figures=partial(draw_figures, _console()),
+        name, chosen, settings, executor=executor, workers=workers, address=address, figures=figures, seed=seed,
+        draw_figures=partial(draw_figures, _console()),
     )  # fmt: skip
     if code:
         raise typer.Exit(code)

@@ -12,6 +12,7 @@ from vibayes.experiments.catalogue import EXPERIMENTS
 from vibayes.experiments.executors import EXECUTORS
 from vibayes.experiments.experiment import Experiment
 from vibayes.experiments.figures import run_figures
+from vibayes.experiments.runner import Settings
 from vibayes.experiments.sweep import Selection
 from vibayes.experiments.tables import FORMATS
 
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 _SELECTION = ("datasets", "models", "depths", "priors", "splits", "steps", "dtype", "changes", "preset")
+_SETTINGS = ("out", "device", "group", "chunk", "compile", "checkpoint_seconds", "wait")
 
 
 def _act(given: argparse.Namespace) -> int:
@@ -100,7 +102,8 @@ def _act(given: argparse.Namespace) -> int:
             print(commands.describe(name, chosen))
             return 0
         if action == "run":
-            return commands.run_experiment(name, chosen, draw_figures=_draw_figures, **options)
+            settings = Settings(**{key: options.pop(key) for key in _SETTINGS}, show=not options.pop("quiet"))
+            return commands.run_experiment(name, chosen, settings, draw_figures=_draw_figures, **options)
         print(commands.table(name, chosen, need_folder=True, **options), end="")
     return 0
 

@@ -106,21 +106,13 @@ def describe(name: str, selection: Selection | None = None) -> str:
 def run_experiment(
     name: str,
     selection: Selection,
+    settings: Settings,
     *,
-    out: Path = DEFAULT_OUT,
-    device: str | None = None,
-    executor: str = "process",
-    workers: int | None = None,
-    address: str | None = None,
-    group: int | None = None,
-    chunk: int | None = None,
-    compile: bool = False,
-    checkpoint_seconds: float = 15.0,
-    wait: bool = True,
-    quiet: bool = False,
-    command: str = "",
-    figures: Sequence[str] | None = None,
-    seed: int | None = None,
+    executor: str,
+    workers: int | None,
+    address: str | None,
+    figures: Sequence[str] | None,
+    seed: int | None,
     draw_figures: DrawFigures,
 ) -> int:
     """Run an experiment; 0 when all went well, 1 when a part of it failed.
@@ -131,7 +123,7 @@ def run_experiment(
     if experiment.script:
         if selection != Selection():
             raise ConfigurationError(f"{experiment.name} draws figures; it takes --figures, --seed and --out only.")
-        draw_figures(experiment, out, words(figures), seed or 0)
+        draw_figures(experiment, settings.out, words(figures), seed or 0)
         return 0
     if figures:
         raise ConfigurationError(f"{experiment.name} is a sweep; --figures belongs to experiments that draw figures.")
@@ -140,27 +132,16 @@ def run_experiment(
             f"{experiment.name} is a sweep; --seed belongs to experiments that draw figures. Here a run's seed is the "
             f"option seed plus its split: --set seed={seed}."
         )
-    for key, value in {"group": group, "chunk": chunk}.items():
+    for key, value in {"group": settings.group, "chunk": settings.chunk}.items():
         if value is not None and value < 1:
             raise ConfigurationError(f"--{key} must be a positive whole number, got {value}.")
-    if not checkpoint_seconds >= 0:
-        raise ConfigurationError(f"--checkpoint-seconds must not be negative, got {checkpoint_seconds}.")
+    if not settings.checkpoint_seconds >= 0:
+        raise ConfigurationError(f"--checkpoint-seconds must not be negative, got {settings.checkpoint_seconds}.")
     units = expand(experiment, selection)
     for dataset in sorted({unit.dataset for unit in units}):  # all of them, before hours of training on the first
         data_sets.info(dataset)
-    settings = Settings(
-        out=out,
-        device=device,
-        group=group,
-        chunk=chunk,
-        compile=compile,
-        checkpoint_seconds=checkpoint_seconds,
-        command=command,
-        wait=wait,
-        show=not quiet,
-    )
     summary = run_sweep(units, settings, make_executor(executor, workers=workers, address=address))
-    _conclude(summary, experiment, selection, out)
+    _conclude(summary, experiment, selection, settings.out)
     return 0 if summary.ok else 1
 
 

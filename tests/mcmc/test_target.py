@@ -125,8 +125,13 @@ def test_what_has_no_prior_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="flat and cannot be drawn from"):
         vb.sample_posterior(gp, (X, Y), priors={"*noise": None, "*": UNIT}, progress=False)
     variational = vb.Model(vb.Linear(1, 1, posterior=vb.MeanField()), vb.Gaussian(0.1, learn=False))
-    with pytest.raises(ConfigurationError, match=r"Point\(\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"place of approximate posteriors, .* MeanField.* posterior=Point\(\)"
+    ):
         ModelTarget(variational, (X, Y))
+    free = vb.Model(vb.Linear(1, 1, posterior=vb.Point(prior=False)), vb.Gaussian(0.1, learn=False))
+    with pytest.raises(ConfigurationError, match=r"network.posterior.weight have none.* posterior is Point\(\)"):
+        ModelTarget(free, (X, Y))
     with pytest.raises(ConfigurationError, match="have already"):
         ModelTarget(regression(), (X, Y), {"network.*": Normal(0.0, 1.0)})
     scaled = vb.Model(vb.Linear(1, 1, prior=vb.ScalePrior(), posterior=vb.Point()), vb.Gaussian(0.1, learn=False))

@@ -13,6 +13,7 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.layers.weights import WeightLayer
 from vibayes.parameters import Hyperparameter, hyperparameters, unchecked
 from vibayes.patterns import check_patterns, pattern_of
+from vibayes.posteriors.base import Posterior
 from vibayes.posteriors.point import Point
 from vibayes.priors import Root
 from vibayes.trainable import TrainableModel
@@ -128,6 +129,7 @@ def parts_of(model: TrainableModel, priors: Priors) -> list[Part]:
     if not parts:
         raise ConfigurationError("Every parameter of the model is fixed; there is nothing to sample.")
     if without:
+        _refuse_approximate(model, without)
         shown = ", ".join(without[:6]) + (f" and {len(without) - 6} more" if len(without) > 6 else "")
         raise ConfigurationError(
             f"Sampling needs a prior for every parameter; {shown} have none. Build hyperparameters with one, as in "
@@ -137,6 +139,18 @@ def parts_of(model: TrainableModel, priors: Priors) -> list[Part]:
         )
     check_patterns("priors", priors, [part.name for part in parts])
     return parts
+
+
+def _refuse_approximate(model: TrainableModel, without: list[str]) -> None:
+    """Say what to do where parameters without a prior are those of approximate posteriors, which should have none."""
+    posteriors = [(n, m) for n, m in model.named_modules() if isinstance(m, Posterior) and not isinstance(m, Point)]
+    kinds = {type(m).__name__ for n, m in posteriors if any(name.startswith(f"{n}.") for name in without)}
+    if kinds:
+        raise ConfigurationError(
+            f"Sampling takes the place of approximate posteriors, and layers have {', '.join(sorted(kinds))}. Build a "
+            "network of weights with Point(), for example by bayesianize(network, posterior=Point()); of Gaussian "
+            "processes ExactGP and SGPR can be sampled."
+        )
 
 
 def _roots(model: TrainableModel) -> dict[str, Root]:

@@ -128,6 +128,9 @@ def test_other_refusals():
         metrics.ood_auroc(torch.tensor([math.nan]), torch.tensor([1.0]))
     with pytest.raises(DataError, match="empty"):
         metrics.ood_auroc(torch.zeros(0), torch.tensor([1.0]))
+    sure = Prediction(Categorical().predictive(torch.zeros(1, 5, 3)))
+    with pytest.raises(DataError, match=r"in_scores must be numbers, got a Prediction; .* \.entropy"):
+        metrics.ood_auroc(sure, sure)
     with pytest.raises(ShapeError, match="S >= 2"):
         metrics.crps(torch.zeros(1, 5), y)
 

@@ -12,6 +12,7 @@ from vibayes.metrics.inputs import (
     Predictive,
     as_floating,
     finite,
+    has_probs,
     log_mass,
     pointwise_log_likelihood,
     probabilities,
@@ -127,14 +128,16 @@ def ood_auroc(in_scores: Tensor, out_scores: Tensor) -> float:
     """Area under the ROC curve for telling foreign data by a score that is higher on it.
 
     `P(out > in) + P(out = in) / 2` over all pairs, which is the area exactly; 0.5 is chance. The predictive
-    entropy is a natural score; scores may be any finite numbers.
+    entropy is a natural score: `ood_auroc(inside.entropy, outside.entropy)`. Scores may be any finite numbers.
 
     >>> ood_auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.9]))
     0.875
     """
-    inner, outer = (
-        finite(as_floating(s), name).double() for s, name in ((in_scores, "in_scores"), (out_scores, "out_scores"))
-    )
+    given = (("in_scores", in_scores), ("out_scores", out_scores))
+    for name, scores in given:
+        if has_probs(scores):
+            raise DataError(f"{name} must be numbers, got a {type(scores).__name__}; give a score of it: its .entropy.")
+    inner, outer = (finite(as_floating(scores), name).double() for name, scores in given)
     if inner.ndim != 1 or outer.ndim != 1:
         raise ShapeError(f"Scores must be [N], got {list(inner.shape)} and {list(outer.shape)}.")
     ordered = inner.sort().values

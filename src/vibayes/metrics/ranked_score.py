@@ -55,16 +55,19 @@ def _integrated(prediction: Any, y: Tensor) -> Tensor:
 
 
 def _integral(prediction: Predictive, y: Tensor) -> Tensor:
-    ends = [prediction.quantile(probability).detach().double() for probability in _CRPS_LEVELS]
-    finite(ends[0], "A predictive quantile")
-    first, last = torch.minimum(ends[0], y).min(), torch.maximum(ends[-1], y).max()
+    def quantiles(levels: tuple[float, ...]) -> list[Tensor]:
+        return [prediction.quantile(probability).detach().double() for probability in levels]
+
+    lowest, highest = quantiles((_CRPS_LEVELS[0], _CRPS_LEVELS[-1]))
+    finite(lowest, "A predictive quantile")
+    first, last = torch.minimum(lowest, y).min(), torch.maximum(highest, y).max()
     if getattr(prediction, "kind", "") == "counts" and bool(last - first <= _CRPS_MOST_COUNTS):
         total = torch.zeros_like(y)
         for k in range(int(first), int(last) + 1):
             count = torch.full_like(y, k)
             total = total + (prediction.cdf(count).detach().double() - (count >= y).double()).square()
         return total
-    return _integral_of_square(prediction, ends, y)
+    return _integral_of_square(prediction, [lowest, *quantiles(_CRPS_LEVELS[1:-1]), highest], y)
 
 
 def _integral_of_square(prediction: Predictive, ends: list[Tensor], y: Tensor) -> Tensor:

@@ -151,9 +151,11 @@ def test_given_inputs_are_in_user_units(standardize: str | None, times: int) -> 
 
 @pytest.mark.parametrize("inputs", [[[0.0], [1.0]], torch.tensor([[0], [1]]), torch.tensor([[0.0], [1.0]]).numpy()])
 def test_given_inputs_of_any_kind(inputs: object) -> None:
-    gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(2, inputs=inputs))
-    vb.Model(gp, vb.Gaussian())
-    assert gp.posterior.inputs.tolist() == [[0.0], [1.0]]
+    for posterior in (vb.LocalInducing(2, inputs=inputs), vb.LocalInducing(inputs=inputs)):
+        gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=posterior)
+        vb.Model(gp, vb.Gaussian())
+        assert gp.posterior.inputs.tolist() == [[0.0], [1.0]]
+        assert gp.posterior.n_inducing == 2
 
 
 @pytest.mark.parametrize("precision", ["diagonal", "per_output", "full", "full_per_output"])
@@ -207,8 +209,10 @@ def test_refusals() -> None:
     for n in (0, -1, 2.0, True):
         with pytest.raises(vb.ConfigurationError, match="n_inducing must be at least 1"):
             vb.LocalInducing(n)
+    with pytest.raises(vb.ConfigurationError, match=r"n_inducing is a number.* LocalInducing\(inputs=\.\.\.\)"):
+        vb.LocalInducing(torch.ones(3, 1))  # type: ignore[arg-type]
     with pytest.raises(vb.ShapeError, match=r"n_inducing=100 rows, \[100, D\]; got \[3, 1\]"):
-        vb.LocalInducing(inputs=torch.ones(3, 1))
+        vb.LocalInducing(100, inputs=torch.ones(3, 1))
     with pytest.raises(vb.ShapeError, match=r"inputs\[:, None\]"):
         vb.LocalInducing(3, inputs=torch.ones(3))
     with pytest.raises(vb.DataError, match="inputs has 1 value"):

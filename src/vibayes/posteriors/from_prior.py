@@ -17,6 +17,8 @@ __all__ = ["FromPrior"]
 class FromPrior(Posterior):
     """`q = p`: the log ratio is zero in every draw (thesis: the lower layers of "rand -> gi").
 
+    In every layer it makes a model of the prior: `sample_functions`, `layer_functions` and `predict` draw from that.
+
     >>> import torch, vibayes as vb
     >>> layer = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=FromPrior())
     >>> model = vb.Model(layer, vb.Gaussian(0.1))

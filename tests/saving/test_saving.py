@@ -173,6 +173,26 @@ def test_a_users_network_is_named_and_handed_in(tmp_path: Path) -> None:
     assert "shift" not in again.network[0].state_dict()
 
 
+class Twice(nn.Module):
+    """A user's network of parts that are the user's, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = Skip(2), Skip(2), vb.Linear(2, 1, posterior=vb.MeanField())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.first(x)))
+
+
+def test_all_of_a_users_classes_are_named_at_once(tmp_path: Path) -> None:
+    vb.Model(Twice(), vb.Gaussian(0.1)).save(tmp_path)
+    with pytest.raises(vb.ConfigurationError, match=r"'Skip', 'Twice'.*classes=\{'Skip': Skip, 'Twice': Twice\}"):
+        vb.load(tmp_path)
+    with pytest.raises(vb.ConfigurationError, match=r"classes=\{'Skip': Skip, 'Twice': Twice\}"):
+        vb.load(tmp_path, classes={"Twice": Twice})
+    vb.load(tmp_path, classes={"Skip": Skip, "Twice": Twice})
+
+
 def test_a_users_function_is_named_and_handed_in(tmp_path: Path) -> None:
     model = vb.LinearRegression(wiggle, noise=0.1)
     x = rows()

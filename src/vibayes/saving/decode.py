@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 
 from vibayes.errors import DataError
 from vibayes.saving.encode import INTERNAL
-from vibayes.saving.names import Given, find_class, find_function
+from vibayes.saving.names import Given, check_given, find_class, find_function
 
 __all__ = ["Decoder"]
 
@@ -28,6 +28,7 @@ class Decoder:
         self.tensors, self.given = tensors, given
         self._parameters: dict[str, nn.Parameter] = {}
         self.modules: list[nn.Module] = []
+        check_given([entry["class"] for entry in entries if not entry["known"]], given)
         for entry in entries:  # an entry refers only to those before it
             self.modules.append(self._module(entry))
 

@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 
 from vibayes.errors import ConfigurationError, DataError
 
-__all__ = ["Given", "class_name", "find_class", "find_function", "function_name"]
+__all__ = ["Given", "check_given", "class_name", "find_class", "find_function", "function_name"]
 
 # Where modules of torch are looked for: layers, and what torch puts around the weights of a parametrized one.
 _TORCH = ("torch.nn", "torch.nn.utils.parametrize", "torch.nn.utils.parametrizations")
@@ -46,18 +46,26 @@ def class_name(cls: type) -> str | None:
     return None
 
 
+def check_given(names: Iterable[str], given: Given) -> None:
+    """Refuse to load a model while classes of the user, saved under these names, have not been handed in."""
+    names = dict.fromkeys(names)  # each once
+    found = [given.get(name) for name in names]
+    if not all(inspect.isclass(cls) and issubclass(cls, nn.Module) for cls in found):
+        classes = ", ".join(f"{name!r}: {name}" for name in names)
+        raise ConfigurationError(
+            f"The saved model has modules of class {', '.join(map(repr, names))}, which are not part of vibayes or "
+            f"torch.nn. Hand them in: vibayes.load(folder, classes={{{classes}}})."
+        )
+
+
 def find_class(name: str, given: Given, *, known: bool) -> type:
-    """The class of a saved name: one of the package's (`known`), or one the caller has given."""
-    if not known:
-        found = given.get(name)
-        if not inspect.isclass(found) or not issubclass(found, nn.Module):
-            raise ConfigurationError(
-                f"The saved model contains a module of class {name!r}, which is not part of vibayes or torch.nn. "
-                f"Hand it in: vibayes.load(folder, classes={{{name!r}: {name}}})."
-            )
-        return found
-    path, _, last = name.rpartition(".")
+    """The class of a saved name: one of the package's (`known`), or one the caller has given (`check_given`)."""
     cls: Any = None
+    if not known:
+        cls = given[name]
+        assert inspect.isclass(cls)
+        return cls
+    path, _, last = name.rpartition(".")
     if path in _TORCH or ((path == "vibayes" or path.startswith("vibayes.")) and "__" not in path):
         try:
             cls = getattr(importlib.import_module(path), last, None)

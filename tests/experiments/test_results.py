@@ -3,12 +3,14 @@
 import json
 import logging
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.experiment import Experiment
+from vibayes.experiments.record import provenance
 from vibayes.experiments.results import (
     MAX_BYTES,
     finished,
@@ -137,3 +139,9 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"cannot be written .* --out"):
         writable_folder(tmp_path / "file" / "results")
+
+
+def test_the_commit_is_the_one_that_stood_there_when_the_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = provenance()["commit"]
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "another\n", ""))
+    assert provenance()["commit"] == first

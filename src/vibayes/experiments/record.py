@@ -1,5 +1,6 @@
 """What an experiment writes: figures, numbers beside the published ones, and where they came from."""
 
+import functools
 import os
 import platform
 import shlex
@@ -122,6 +123,7 @@ def machine_name(hardware: Mapping[str, Any], device: str | None = None) -> str:
     return f"{hardware.get('processor')}, {hardware.get('threads')} of {hardware.get('cores')} cores"
 
 
+@functools.cache  # what a sweep of hours runs is what stood there when it began
 def _commit() -> str | None:
     """The commit of the source tree, with "+changes" if it was edited since; None when installed without git."""
     folder = Path(vibayes.__file__).parent

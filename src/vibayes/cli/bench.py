@@ -19,9 +19,9 @@ bench = typer.Typer(
 Name = Annotated[str, typer.Argument(help="The experiment; `vibayes bench list` shows them.")]
 Out = Annotated[Path, typer.Option(help="Folder of results.")]
 Datasets = Annotated[list[str] | None, typer.Option(help="Only these data sets, with commas between them.")]
-Models = Annotated[list[str] | None, typer.Option(help="Only these models.")]
+Models = Annotated[list[str] | None, typer.Option(help="Only these models, with commas between them.")]
 Depths = Annotated[str | None, typer.Option(help="Only these depths, such as 2-5.")]
-Priors = Annotated[list[str] | None, typer.Option(help="Only these priors.")]
+Priors = Annotated[list[str] | None, typer.Option(help="Only these priors, with commas between them.")]
 Splits = Annotated[str | None, typer.Option(help="Only these splits, such as 0-4,7.")]
 Steps = Annotated[int | None, typer.Option(help="Training steps, instead of the experiment's.")]
 Dtype = Annotated[str | None, typer.Option(help="float32 or float64.")]
@@ -84,7 +84,7 @@ def run(
     checkpoint_seconds: Annotated[float, typer.Option(help="How often a group's state is kept.")] = 15.0,
     wait: Annotated[bool, typer.Option(help="Wait for runs that other processes are at.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    figures: Annotated[list[str] | None, typer.Option(help="Only these figures, of experiments that draw.")] = None,
+    figures: Annotated[list[str] | None, typer.Option(help="Only these figures, of experiments that draw, with commas between them.")] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of what is drawn at random in figures (0); sweeps take --set seed=1.")
     ] = None,

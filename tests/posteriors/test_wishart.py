@@ -89,3 +89,23 @@ def test_the_scale_matrix_starts_at_the_priors(width: int) -> None:
         site = GramSite("w", None, 4, K, dof=inverse.dof.value)
         mean = inverse.posterior.distribution(site, Draw()).mean
     torch.testing.assert_close(mean, K, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [3, 200])
+def test_the_bartlett_factor_starts_as_decided(width: int) -> None:
+    """Gammas at the prior's values, normals small around means of the size that they have under the prior."""
+    layer = vb.GP(width, kernel=vb.SquaredExponential(2), posterior=vb.GeneralizedWishart("AB"))
+    last = vb.GP(1, kernel=vb.SquaredExponential(width))
+    vb.Model(torch.nn.Sequential(layer, last), vb.Gaussian(), inducing=torch.randn(100, 2))
+    posterior, rank = layer.posterior, min(width, 100)
+    with torch.no_grad():
+        law, standard = posterior.distribution(torch.eye(100), width), Wishart(torch.eye(100), width)
+        noise = torch.randn(law.noise_shape)
+        T, chi = law.rsample_bartlett(noise=noise), standard.rsample_factor(noise=noise).bartlett
+        torch.testing.assert_close(T.diagonal(), chi.diagonal())
+        below = torch.ones(100, rank).tril(-1) > 0
+        torch.testing.assert_close((T - law.mu)[below], math.exp(-1.0) * noise[:100][below])
+        mu, q = law.mu[below], torch.sigmoid(posterior.share.value)
+        assert abs(float(mu.std()) * math.sqrt(width) - 1.0) < 5 / math.sqrt(2 * len(mu))
+        torch.testing.assert_close(law.mix(T), T)
+        torch.testing.assert_close(q, torch.sigmoid(torch.tensor(-8.0)))

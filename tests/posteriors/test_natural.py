@@ -349,10 +349,25 @@ def test_rates_outside_zero_and_one_are_refused(rate: float) -> None:
 def test_a_last_layer_with_log_variances_starts_at_targets_and_the_prior(precision: str) -> None:
     x, y = data(2)
     mean = vb.ConstantMean(torch.tensor([0.5, 0.0, -1.0, -2.0]), out_features=4)
-    layer = vb.GP(4, kernel=kernel(), mean=mean, posterior=vb.GlobalInducing(precision))
+    layer = vb.GP(4, kernel=kernel(), mean=mean, posterior=vb.GlobalInducing(precision, log_precision=0.7))
     model = vb.Model(layer, vb.HeteroscedasticGaussian(), inducing=x[:M]).double()
     model.initialize(x, y)
     sites = layer.posterior.sites
     found = layer.posterior.pseudo_outputs if sites is None else torch.linalg.solve(sites.precision[0], sites.shift)
     expected = torch.cat([y[:M] - torch.tensor([0.5, 0.0]), torch.zeros(M, 2)], 1)
     torch.testing.assert_close(found.detach(), expected)
+
+
+@pytest.mark.parametrize("log_precision", [0.7, torch.linspace(-1.0, 1.0, M, dtype=F64)])
+def test_it_starts_where_it_is_told_to(log_precision: float | Tensor) -> None:
+    """At the pseudo-outputs and the precision given, as the other forms do."""
+    x, y = data(2)
+    start = torch.randn(M, 2, dtype=F64)
+    bounds = []
+    for precision in ("natural", "full_per_output"):
+        posterior = vb.LocalInducing(
+            M, form="pseudo", precision=precision, inputs=x[:M], pseudo_outputs=start, log_precision=log_precision
+        )
+        model = vb.Model(vb.GP(2, kernel=kernel(), posterior=posterior), vb.Gaussian(0.1)).double()
+        bounds.append(float(model.elbo(x, y).value.detach()))
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-10)

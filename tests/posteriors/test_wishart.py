@@ -85,6 +85,7 @@ def test_the_scale_matrix_starts_at_the_priors(width: int) -> None:
             K, V = layer.covariance(model.inducing), layer.posterior.V
         of = 1.0 / width if layer is wishart else layer.posterior.extra.value.detach()
         torch.testing.assert_close(V @ V.mT, of * K, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(inverse.posterior.extra.value.detach(), torch.tensor(0.2 * 3.0))  # a share of the dof
     with torch.no_grad():
         site = GramSite("w", None, 4, K, dof=inverse.dof.value)
         mean = inverse.posterior.distribution(site, Draw()).mean

@@ -111,6 +111,32 @@ def test_crps_of_counts_is_the_sum(rate):
     assert got == pytest.approx(expected, rel=1e-8 if rate < 1000 else 1e-3)
 
 
+def test_crps_of_small_counts_beside_large_ones_is_the_sum():
+    """How a target is scored does not depend on the others, whose counts may be too many to sum over."""
+    rates, y = torch.tensor([0.3, 1.0, 8.0, 6000.0]), torch.tensor([0, 3, 9, 6100])
+
+    def score(rows: slice) -> float:
+        prediction = Prediction(Poisson().predictive(rates[rows].log()[None, :, None]), squeeze=True)
+        return metrics.crps(prediction, y[rows])
+
+    k = np.arange(0, 20_000)[:, None]
+    expected = ((stats.poisson(rates.numpy()).cdf(k) - (k >= y.numpy())) ** 2).sum(0)
+    assert score(slice(3)) == pytest.approx(expected[:3].mean(), rel=1e-8)
+    assert score(slice(4)) == pytest.approx(expected.mean(), rel=1e-8)
+
+
+@pytest.mark.parametrize(("mean", "variance"), [(0.0, 4.0), (1.0, 3.0), (3.0, 2.0)])
+def test_crps_of_counts_with_a_long_tail_is_the_sum(mean, variance):
+    """Few counts have most of the probability, and the others are too many to sum over."""
+    latent = torch.full((1, 1, 1), mean), torch.full((1, 1, 1), variance)
+    prediction = Prediction(Poisson().predictive(*latent), squeeze=True)
+    assert float(prediction.quantile(1 - 1e-6)) > 5_000
+    k = torch.arange(0.0, 40_000.0)
+    many = Prediction(Poisson().predictive(*(t.expand(1, len(k), 1) for t in latent)), squeeze=True)
+    expected = float((many.cdf(k) - (k >= 2.0).double()).square().sum())
+    assert metrics.crps(prediction, torch.tensor([2])) == pytest.approx(expected, rel=2e-5)
+
+
 def test_crps_of_draws_is_fair():
     draws, y = torch.randn(5, 3), torch.randn(3)
     pairs = sum((draws[i] - draws[j]).abs() for i in range(5) for j in range(i))

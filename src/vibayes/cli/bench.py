@@ -84,7 +84,9 @@ def run(
     checkpoint_seconds: Annotated[float, typer.Option(help="How often a group's state is kept.")] = 15.0,
     wait: Annotated[bool, typer.Option(help="Wait for runs that other processes are at.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    figures: Annotated[list[str] | None, typer.Option(help="Only these figures, of experiments that draw, with commas between them.")] = None,
+    figures: Annotated[
+        list[str] | None, typer.Option(help="Only these figures, of experiments that draw, with commas between them.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of what is drawn at random in figures (0); sweeps take --set seed=1.")
     ] = None,

@@ -542,6 +542,15 @@ def test_logit_expectation_however_wide_the_function_is(variance: float) -> None
     np.testing.assert_allclose(default.detach().numpy(), values, rtol=1e-10, atol=3e-8)
 
 
+@pytest.mark.parametrize(("variance", "most"), [(1.0, 1e-9), (10.0, 3e-4), (100.0, 0.06)])
+def test_probit_expectation_errs_no_more_than_its_description_says(variance: float, most: float) -> None:
+    means, z = torch.linspace(-40.0, 40.0, 401)[:, None], torch.linspace(-9.0, 9.0, 4001)
+    weights = torch.softmax(-0.5 * z.square(), 0)
+    expected = (weights * log_ndtr(means + variance**0.5 * z)).sum(1)
+    found = Bernoulli("probit").expected_log_prob(means, torch.full_like(means, variance), torch.ones_like(means))
+    assert float((found - expected).abs().max()) < most
+
+
 def test_a_logit_saved_with_gauss_hermite_nodes_keeps_them() -> None:
     likelihood, (mean, y) = Bernoulli(), (torch.randn(3, 1), torch.ones(3, 1))
     new = likelihood.expected_log_prob(mean, mean.square(), y)

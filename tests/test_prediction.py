@@ -277,6 +277,20 @@ def test_classes() -> None:
         Prediction(likelihood.predictive(mean), class_labels=["ant"])
 
 
+def test_classes_of_wide_functions_are_those_of_their_samples() -> None:
+    """Entropy, too, of which the mean over a draw's own samples is taken, not that of their mean probabilities."""
+    likelihood, mean, variance = _latents("categorical")
+    assert variance is not None
+    eps = torch.randn(60, *mean.shape[1:])
+    wide = Prediction(likelihood.predictive(mean, variance, eps))
+    f = mean[:, None] + variance[:, None].sqrt() * eps  # [S, K, N, C]
+    exact = Prediction(likelihood.predictive(f.flatten(0, 1)))
+    for name in ("probs", "entropy", "mutual_information"):
+        torch.testing.assert_close(getattr(wide, name), getattr(exact, name))
+    y = torch.arange(N) % 3
+    torch.testing.assert_close(wide.log_prob(y), exact.log_prob(y))
+
+
 def test_binary() -> None:
     binary = _prediction("probit", 2)
     torch.testing.assert_close(binary.mean, binary.probs)

@@ -371,3 +371,35 @@ def test_it_starts_where_it_is_told_to(log_precision: float | Tensor) -> None:
         model = vb.Model(vb.GP(2, kernel=kernel(), posterior=posterior), vb.Gaussian(0.1)).double()
         bounds.append(float(model.elbo(x, y).value.detach()))
     assert bounds[0] == pytest.approx(bounds[1], rel=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["global", "local"])
+@pytest.mark.parametrize("weight", [0.2, 3.0])
+def test_a_weight_of_the_kl_tempers_it(kind: str, weight: float) -> None:
+    """The best Gaussian for `E[log N(y; f, noise)] - weight KL` is the best one for a noise of `weight noise`."""
+    x, y = data()
+    tempered, plain, other = (one_layer(kind, x, vb.Gaussian(noise)) for noise in (0.1, 0.1, weight * 0.1))
+    rising = vb.schedules.linear(0.0, weight, 2)  # natural gradients head for where it ends
+    for model, kl_weight in ((tempered, weight), (plain, 1.0), (other, 1.0)):
+        fix(model)
+        steps(model, (x, y), 1, 1.0, kl_weight=kl_weight)
+    expected = other.layers["network"].posterior.sites
+    torch.testing.assert_close(tempered.layers["network"].posterior.sites.precision, expected.precision)
+    torch.testing.assert_close(tempered.layers["network"].posterior.sites.shift, expected.shift)
+    objectives = [float(m.elbo(x, y, kl_weight=weight).objective.detach()) for m in (tempered, plain)]
+    assert objectives[0] > objectives[1]
+    steps(plain, (x, y), 3, 1.0, kl_weight=rising)
+    torch.testing.assert_close(plain.layers["network"].posterior.sites.precision, expected.precision)
+
+
+def test_targets_are_averaged_over_draws() -> None:
+    x, y = data()
+    hidden = vb.GP(2, kernel=kernel(), posterior=vb.GlobalInducing())
+    last = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.GlobalInducing("natural"))
+    model = vb.Model(nn.Sequential(hidden, last), vb.Gaussian(0.1), inducing=x[:M]).double()
+    noise = {"0.inducing": torch.randn(3, 2 * M, 2, dtype=F64), "0.rows": torch.randn(3, N, 2, dtype=F64)}
+    together = model(x, y, n_samples=3, noise=noise).targets
+    apart = [model(x, y, noise={k: v[s : s + 1] for k, v in noise.items()}).targets for s in range(3)]
+    assert set(together) == {"network.1.posterior.natural.precision", "network.1.posterior.natural.shift"}
+    for name, target in together.items():
+        torch.testing.assert_close(target, sum(one[name] for one in apart) / 3)

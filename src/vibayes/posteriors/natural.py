@@ -28,9 +28,10 @@ class NaturalSites(nn.Module):
 
     `Lambda <- (1 - r) Lambda + r A diag(b) A^T`, `h <- (1 - r) h + r A (dl/dmean + b mean)`, `b = -2 dl/dvariance`,
 
-    so that one step of rate 1 is Titsias's optimum where the likelihood is Gaussian. In a deep model `K` and `A` differ
-    between draws, and the targets are averaged over them. Inducing inputs that move take their pseudo-observations
-    along, which Adam does not manage (docs/decisions/natural-last-layer.md).
+    so that one step of rate 1 is Titsias's optimum where the likelihood is Gaussian. Where training weighs the KL,
+    targets are divided by the weight that it ends with; one that rises to 1 changes nothing here. In a deep model `K`
+    and `A` differ between draws, and the targets are averaged over them. Inducing inputs that move take their
+    pseudo-observations along, which Adam does not manage (docs/decisions/natural-last-layer.md).
 
     They are buffers, in float64 whatever the model's dtype: targets come with `K^-1` on both sides. `fit` moves them, a
     training loop of your own does not. Beside them stands a parameter without numbers, which has a part in the bound

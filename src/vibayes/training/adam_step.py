@@ -14,7 +14,7 @@ from vibayes.patterns import check_patterns, pattern_of
 from vibayes.training.graph import Compiled, Step
 from vibayes.training.optim import Adam
 from vibayes.training.problem import Problem
-from vibayes.training.run import NOT_FINITE, Options, generators, not_positive_definite, set_generators
+from vibayes.training.run import NOT_FINITE, Options, generators, not_positive_definite, set_generators, value_at
 
 __all__ = ["AdamStep"]
 
@@ -47,6 +47,8 @@ class AdamStep:
         self.rates = torch.zeros(R, dtype=dtype, device=device)
         self.natural_rates = torch.zeros(R, dtype=torch.float64, device=device)
         self.kl_weight = torch.ones((), dtype=dtype, device=device)
+        # by this natural gradients divide what they head for; without a KL there is no best posterior to head for
+        self.tempering = (value_at(options.kl_weight, options.last_step - 1) or 1.0) if problem.sites else 1.0
         self.given: dict[str, Any] = {}
         self.terms = torch.zeros(3, R, dtype=dtype, device=device)
         self.bad = torch.zeros(R, dtype=torch.bool, device=device)
@@ -128,7 +130,7 @@ class AdamStep:
         """A step of natural gradients."""
         problem = self.problem
         for name, site in problem.sites.items():
-            target = targets[name]
+            target = targets[name] / self.tempering
             if self.options.world_size > 1:
                 distributed.all_reduce(target)
                 target = target / self.options.world_size

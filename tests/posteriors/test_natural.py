@@ -403,3 +403,15 @@ def test_targets_are_averaged_over_draws() -> None:
     assert set(together) == {"network.1.posterior.natural.precision", "network.1.posterior.natural.shift"}
     for name, target in together.items():
         torch.testing.assert_close(target, sum(one[name] for one in apart) / 3)
+
+
+def test_its_rate_falls_as_the_root_of_the_learning_rate() -> None:
+    x, y = data()
+    falling = one_layer("local", x, vb.Gaussian(0.1))
+    constant = copy.deepcopy(falling)
+    for model, rate, schedule in ((falling, 1.0, 0.25), (constant, 0.5, 1.0)):
+        fix(model)
+        steps(model, (x, y), 2, rate, lr_schedule=schedule)
+    found, expected = (m.layers["network"].posterior.sites for m in (falling, constant))
+    torch.testing.assert_close(found.precision, expected.precision)
+    torch.testing.assert_close(found.shift, expected.shift)

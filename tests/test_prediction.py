@@ -291,6 +291,31 @@ def test_classes_of_wide_functions_are_those_of_their_samples() -> None:
     torch.testing.assert_close(wide.log_prob(y), exact.log_prob(y))
 
 
+@pytest.mark.parametrize("draws", [1, 50])
+def test_classes_of_wide_functions_have_a_thousand_samples_in_all(draws: int) -> None:
+    """However few the draws are, and however few samples training takes."""
+    mean = torch.zeros(draws, 400, 2)
+    probs = Prediction(Categorical(n_latent_noise=10).predictive(mean, torch.full_like(mean, 4.0))).probs[:, 0]
+    spread = torch.sigmoid(8.0**0.5 * torch.randn(100_000)).std() / 1000**0.5  # of a mean of a thousand
+    assert float(probs.std()) == pytest.approx(float(spread), rel=0.2)  # its own error is 4 %
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("name", ["heteroscedastic", "student t"])
+def test_a_mixture_integrates_as_finely_as_its_widest_part_needs(name: str, order: tuple[int, int]) -> None:
+    """One part with a function that is hardly uncertain, or not at all, beside one whose log noise or function is."""
+    likelihood, mean, _ = _latents(name)
+    spreads = (torch.full_like(mean, 1e-6), torch.full_like(mean, 6.0))
+    if name == "student t":
+        parts = [Prediction(likelihood.predictive(mean, variance)) for variance in (None, spreads[1])]
+    else:
+        parts = [Prediction(likelihood.predictive(mean, variance)) for variance in spreads]
+    mixed = Prediction.mixture_of([parts[i] for i in order])
+    y = torch.randn(N, 1)
+    expected = torch.logaddexp(parts[0].log_prob(y), parts[1].log_prob(y)) - math.log(2.0)
+    torch.testing.assert_close(mixed.log_prob(y), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_binary() -> None:
     binary = _prediction("probit", 2)
     torch.testing.assert_close(binary.mean, binary.probs)

@@ -80,7 +80,9 @@ def test_optimal_q_is_a_stationary_maximum(posterior: str) -> None:
     x, y = data()
     bumps = GaussianBumps(torch.linspace(-2, 2, 6), 1.0)
     model = LinearRegression(bumps, posterior=posterior, noise=0.2, prior_variance=0.5)
-    model.set_q(model.optimal_q(x, y))
+    optimal = model.optimal_q(x, y)
+    torch.testing.assert_close(optimal.log_det, torch.logdet(optimal.factor @ optimal.factor.mT))
+    model.set_q(optimal)
     best = model.elbo(x, y).value
     best.backward()
     q = [p for n, p in model.named_parameters() if n in ("mean", "raw_factor", "raw_scale")]

@@ -45,7 +45,7 @@ def test_draws_and_log_ratios_are_of_the_dense_posterior(kind: str, form: str) -
     diagonal, T, Lambda = precision(form, M)
 
     def drawn(noise: Tensor) -> tuple[Tensor, Tensor]:
-        draw = Draw(noise={"w.inducing": noise})
+        draw = Draw(noise={"w.inducing": noise}, jitter=0.1)  # of which I + positive gets none
         return sample_given_pseudo(at, draw, y, diagonal, T), draw.log_ratios["w"]
 
     noise = torch.randn(K if kind == "narrow" else K + M, P)

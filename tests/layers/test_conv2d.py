@@ -109,6 +109,21 @@ def test_global_inducing_is_regression_on_explicit_patches(kind: str, prior: str
     torch.testing.assert_close(draw.log_ratios["layer"], ratio)
 
 
+@pytest.mark.parametrize("prior", ["neal", "spatial"])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_outputs_with_precisions_of_their_own_have_equations_of_their_own(kind: str, prior: str) -> None:
+    layer = vb.Conv2d(2, 3, prior=PRIORS[prior](), posterior=vb.MeanField(), **CONVOLUTIONS[kind])
+    layer.bind("layer")
+    x, _ = images(6)
+    at = layer.site("layer", layer.prior.root(layer, Draw()), x, x)
+    assert at.narrow
+    y, precision = torch.randn(6, *layer.value_shape(x)), torch.rand(3, 6) + 0.1
+    A, b = at.moments(precision, y)
+    for p in range(3):
+        of_one = at.moments(precision[p], y[:, p : p + 1])
+        torch.testing.assert_close((A[p], b[:, p : p + 1]), of_one)
+
+
 @pytest.mark.parametrize("form", ["diagonal", "per_output"])
 @pytest.mark.parametrize("prior", ["neal", "spatial"])
 @pytest.mark.parametrize("kind", ["same", "strided"])

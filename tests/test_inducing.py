@@ -192,12 +192,14 @@ def test_kmeans_looks_at_a_subset_of_many_rows(monkeypatch):
 # ---- greedy
 
 
-def test_greedy_takes_the_largest_conditional_variance():
+@pytest.mark.parametrize("seed", range(4))  # with wrong variances, too, the first few rows are often the right ones
+def test_greedy_takes_the_largest_conditional_variance(seed):
+    torch.manual_seed(seed)
     x, kernel = torch.randn(40, 2), SquaredExponential(0.7)
-    chosen = indices(choose_inducing(x, 8, "greedy", kernel), x)
+    chosen = indices(choose_inducing(x, 14, "greedy", kernel), x)
     with torch.no_grad():
         K = kernel(x, x)
-        for m in range(1, 8):
+        for m in range(1, 14):
             p = chosen[:m]
             variance = K.diagonal() - (K[:, p] @ torch.linalg.solve(K[p][:, p], K[p])).diagonal()
             assert variance[chosen[m]].item() == pytest.approx(variance.max().item(), abs=1e-10)

@@ -36,8 +36,10 @@ def plain(K: Tensor, B: Tensor, inverse: bool, transposed: bool) -> Tensor:
 def test_values_and_gradients(inverse: bool, transposed: bool, batches: tuple[tuple[int], tuple[int]]) -> None:
     K, B = spd(4, *batches[0]).requires_grad_(), torch.randn(*batches[1], 4, 2, requires_grad=True)
     torch.testing.assert_close(ours(K, B, inverse, transposed), plain(K, B, inverse, transposed))
-    both = (torch.autograd.grad(f(K, B, inverse, transposed).sin().sum(), (K, B)) for f in (ours, plain))
-    torch.testing.assert_close(*both)
+    expected = torch.autograd.grad(plain(K, B, inverse, transposed).sin().sum(), (K, B))
+    for again in (False, True):  # whether gradients will be differentiated again, which takes another way
+        found = torch.autograd.grad(ours(K, B, inverse, transposed).sin().sum(), (K, B), create_graph=again)
+        torch.testing.assert_close(found, expected)
     assert torch.autograd.gradcheck(lambda K, B: ours(K, B, inverse, transposed), (K, B))
     assert torch.autograd.gradgradcheck(lambda K, B: ours(K, B, inverse, transposed), (K, B))
 

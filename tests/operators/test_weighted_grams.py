@@ -26,6 +26,9 @@ def test_gradients() -> None:
 
     assert torch.autograd.gradcheck(function, (D, weights))
     assert torch.autograd.gradgradcheck(function, (D, weights))
+    # of the gradients that are differentiated again it has only looked at the slopes
+    once, again = (torch.autograd.grad(function(D, weights), (D, weights), create_graph=g) for g in (False, True))
+    torch.testing.assert_close(again, once)
 
 
 @DEVICES

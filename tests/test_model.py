@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import vibayes as vb
+from vibayes.draw import Draw
 from vibayes.trainable import Batch
 
 
@@ -724,3 +725,18 @@ def test_predictions_hold_few_inducing_rows_at_once(monkeypatch: pytest.MonkeyPa
     passes.clear()
     model.predict(x, n_samples=50, batch_size=30)
     assert passes == [50, 50]
+
+
+def test_every_row_of_classes_has_noise_of_its_own() -> None:
+    """The bound is that of the latent noise given, `[draws, samples, rows, classes]`."""
+    x, y = torch.randn(7, 2), torch.arange(7) % 3
+    layer = vb.GP(3, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(4))
+    model = vb.Model(layer, vb.Categorical(n_latent_noise=5))
+    eps = torch.randn(2, 5, 7, 3)
+    bound = model(x, y, n_samples=2, noise={"likelihood": eps})
+    with Draw(jitter=model.jitter, output="network") as draw:
+        layer(x)
+    assert draw.output is not None
+    mean, variance = draw.output.mean, draw.output.variance
+    each = [model.likelihood.expected_log_prob(mean, variance, y, one).sum() for one in eps]
+    torch.testing.assert_close(bound.log_likelihood, torch.stack(each))

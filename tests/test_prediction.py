@@ -316,6 +316,15 @@ def test_a_mixture_integrates_as_finely_as_its_widest_part_needs(name: str, orde
     torch.testing.assert_close(mixed.log_prob(y), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("level", [0.2, 0.8])
+def test_a_needle_does_not_hold_quantiles(level: float) -> None:
+    """Where the search begins the density is so large that Newton's steps are nothing, far from the quantile."""
+    means, noises = [0.0, *torch.linspace(-1.0, 1.0, 9).tolist()], [1e-28] + 9 * [1.0]
+    parts = [Gaussian(noise).predictive(torch.full((1, 1, 1), mean)) for mean, noise in zip(means, noises, strict=True)]
+    mixed = Prediction.mixture_of([Prediction(part) for part in parts])
+    assert mixed.cdf(mixed.quantile(level)).item() == pytest.approx(level, abs=1e-9)
+
+
 def test_binary() -> None:
     binary = _prediction("probit", 2)
     torch.testing.assert_close(binary.mean, binary.probs)

@@ -213,3 +213,11 @@ def test_rows_that_change_their_number_are_refused() -> None:
     network = nn.Sequential(vb.Linear(2, 2), Halves(), vb.Linear(1, 1))
     with pytest.raises(vb.ShapeError, match="cannot tell which are inducing rows"):
         vb.Model(network, vb.Gaussian(), inducing=torch.randn(5, 2))
+
+
+def test_the_last_layer_starts_at_the_targets_of_the_nearest_rows() -> None:
+    x, y = torch.randn(20, 2), torch.randn(20, 3)
+    last = vb.Linear(4, 3)
+    found = vb.Model(nn.Sequential(vb.Linear(2, 4), nn.ReLU(), last), vb.Gaussian(), inducing=x[[7, 2, 11]] + 1e-6)
+    found.initialize(x, y)
+    torch.testing.assert_close(last.posterior.pseudo_outputs.detach(), y[[7, 2, 11]])

@@ -278,6 +278,13 @@ def test_adam_stops_by_itself() -> None:
     assert history.lr[-1] == pytest.approx(0.1 * history.lr[0])
 
 
+def test_the_tolerance_is_per_row() -> None:
+    """Ten windows bring less than a nat per row here and more in all, so that both plateaus are found at once."""
+    history = fit(svgp(), None, tolerance=1.0, log_every=2, lr=1e-3)
+    assert history.step[-1] == 2 * 2 * 11
+    assert history.elbo[-1] - history.elbo[0] > 10.0
+
+
 def test_adam_does_not_stop_while_the_weight_of_the_kl_rises() -> None:
     x = torch.linspace(-2, 2, 20)[:, None]
     last = vb.Linear(5, 1, posterior=vb.MeanField())

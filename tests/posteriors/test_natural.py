@@ -415,3 +415,21 @@ def test_its_rate_falls_as_the_root_of_the_learning_rate() -> None:
     found, expected = (m.layers["network"].posterior.sites for m in (falling, constant))
     torch.testing.assert_close(found.precision, expected.precision)
     torch.testing.assert_close(found.shift, expected.shift)
+
+
+def test_a_loaders_short_last_batch_moves_it_less() -> None:
+    """By the share of its rows: its target is as large as those of the others."""
+    x, y = data()
+    rate, noise = 0.4, 0.1
+    model = one_layer("local", x, vb.Gaussian(noise))
+    fix(model)
+    expected = model.layers["network"].posterior.sites.precision[0].clone()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20)
+    vb.fit(model, loader, steps=2, natural_rate=rate, progress=False)
+    with torch.no_grad():
+        K = vb.linalg.add_jitter(kernel().double()(x[:M]), model.jitter)
+        A = torch.linalg.solve(K, kernel().double()(x[:M], x))  # [M, N]
+    for rows, share in ((slice(0, 20), 1.0), (slice(20, 30), 0.5)):
+        target = N / (20 * share) * A[:, rows] @ A[:, rows].mT / noise
+        expected = expected + share * rate * (target - expected)
+    torch.testing.assert_close(model.layers["network"].posterior.sites.precision[0], expected)

@@ -268,6 +268,32 @@ def test_the_kl_weight_matters_and_the_rate_is_logged() -> None:
     assert fit(halved, 10, lr=0.02, lr_schedule=0.5).lr == pytest.approx([0.01])
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_priors_of_hyperparameters_count(optimizer: str) -> None:
+    prior = torch.distributions.LogNormal(math.log(3.0), 0.01)
+    kernel = vb.SquaredExponential(1, lengthscale=vb.Positive(2.0, prior=prior))
+    options = {"lr": 0.05} if optimizer == "adam" else {}
+    fit(svgp(kernel=kernel), 60, optimizer=optimizer, **options)
+    assert float(kernel.lengthscale.value.detach()) == pytest.approx(3.0, rel=0.03)
+
+
+def test_lbfgs_tempers() -> None:
+    """The best Gaussian for `E[log N(y; f, noise)] - weight KL` is the best one for a noise of `weight noise`."""
+    models = []
+    for noise, weight in ((0.1, 0.2), (0.02, 1.0)):
+        model = svgp(vb.Gaussian(noise))
+        model.initialize(*data())
+        model.requires_grad_(False)
+        for name in ("mean", "raw_factor"):
+            model.network[1].posterior.get_parameter(name).requires_grad_(True)
+        fit(model, 300, optimizer="lbfgs", kl_weight=weight)
+        models.append(model)
+    tempered, other = (model.network[1].posterior for model in models)
+    torch.testing.assert_close(tempered.mean, other.mean, rtol=1e-4, atol=1e-4)
+    factors = (vb.linalg.lower_factor(posterior.raw_factor) for posterior in (tempered, other))
+    torch.testing.assert_close(*factors, rtol=1e-3, atol=1e-3)
+
+
 # ---- stopping
 
 

@@ -9,7 +9,7 @@ from vibayes.kernels.distances import exponential, squares
 
 DEVICES = [
     "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+    pytest.param("cuda", marks=pytest.mark.cuda),
 ]
 
 
@@ -104,7 +104,7 @@ def test_vmap(in_dims: tuple[int | None, ...], device: str) -> None:
         torch.testing.assert_close(together[k], exponential(*one))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 @pytest.mark.parametrize("among", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_kernel_on_a_gpu_is_that_of_the_cpu(among: bool, dtype: torch.dtype) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vibayes.operators.correlations import correlations
 
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 
 
 def plain(z: Tensor, precision: Tensor, first: int, shifts: tuple[int, int]) -> Tensor:

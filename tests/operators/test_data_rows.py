@@ -8,7 +8,7 @@ from vibayes import linalg
 from vibayes.conditionals import conditional_rows
 from vibayes.operators.data_rows import data_rows
 
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
 

@@ -13,7 +13,7 @@ from vibayes.operators.factorization import factorize
 
 DEVICES = [
     "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+    pytest.param("cuda", marks=pytest.mark.cuda),
 ]
 
 
@@ -131,7 +131,7 @@ def test_nothing_to_factorize() -> None:
     assert [t.shape for t in factorize(torch.zeros(3, 0, 0))] == [(3, 0, 0), (3, 0, 0), (3,), (3,), (3, 0, 0)]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_the_kernel_is_used() -> None:
     assert cuda_kernels.available()
 

@@ -58,7 +58,7 @@ def test_shapes_stay_apart_in_float32() -> None:
     assert bool((x > 0).all())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_gpu_draws_the_same(dtype: torch.dtype) -> None:
     alpha, normals = torch.tensor(ALPHAS, dtype=dtype), torch.randn(NOISE_PER_GAMMA, 500, len(ALPHAS), dtype=dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 from vibayes.operators import cuda_kernels
 from vibayes.operators.weighted_grams import weighted_grams
 
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
 
 

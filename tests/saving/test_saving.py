@@ -70,7 +70,7 @@ def test_another_dtype(name: str, tmp_path: Path) -> None:
         vb.load(tmp_path, dtype=torch.int64)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_another_device(tmp_path: Path) -> None:
     model, x, _ = _trained("deep GP")
     model.to("cuda").save(tmp_path)

@@ -12,7 +12,7 @@ import vibayes as vb
 from vibayes.draw import Draw
 from vibayes.training.graph import Step
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.parametrize("batch_size", [None, 8])

@@ -143,7 +143,7 @@ def _choose(
             raise ConfigurationError(f"{entry.name} has one fixed split; leave out split and seed.")
         return None, 0 if seed is None else seed
     if isinstance(split, str):
-        raise ConfigurationError(f'split must be a number or "random"; got {split!r}.')
+        raise ConfigurationError(f'split must be the number of a published split or "random"; got {split!r}.')
     if entry.n_splits == 0:
         raise ConfigurationError(
             f'{entry.name} has no published splits; in place of split={split} use split="random" with a seed.'
@@ -151,7 +151,9 @@ def _choose(
     try:
         number = operator.index(split)
     except TypeError as error:
-        raise ConfigurationError(f'split must be a number or "random"; got {split!r}.') from error
+        raise ConfigurationError(
+            f'split must be the number of a published split or "random"; got {split!r}.'
+        ) from error
     if not 0 <= number < entry.n_splits:
         count = "one split, 0" if entry.n_splits == 1 else f"{entry.n_splits} splits, 0 to {entry.n_splits - 1}"
         raise ConfigurationError(f"{entry.name} has {count}; got split={split}.")

@@ -171,6 +171,8 @@ def test_refusals() -> None:
         vb.Linear(0, 1)
     with pytest.raises(vb.ConfigurationError, match="out_features must be at least 1"):
         vb.Linear(2, 1.5)
+    with pytest.raises(vb.ConfigurationError, match=r"bias must be True or False, got ScalePrior.*given by name"):
+        vb.Linear(2, 1, vb.ScalePrior())
     with pytest.raises(vb.ConfigurationError, match="needs inducing inputs"):
         vb.Model(vb.Linear(2, 1), vb.Gaussian())
     with pytest.raises(vb.ShapeError, match="width 2"):

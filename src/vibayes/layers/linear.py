@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.data import check_count
-from vibayes.errors import ShapeError
+from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.layers.weights import WeightLayer, with_ones
 from vibayes.posteriors.base import Diagonal, Gaussian, Posterior, Site
 from vibayes.priors import Prior, Root
@@ -43,6 +43,11 @@ class Linear(WeightLayer):
         posterior: Posterior | None = None,
     ) -> None:
         in_features = check_count(in_features, "in_features")
+        if bias not in (True, False):
+            raise ConfigurationError(
+                f"bias must be True or False, got {bias!r}. Priors and posteriors are given by name, "
+                "prior=NealPrior(), posterior=MeanField()."
+            )
         super().__init__(in_features, out_features, in_features + bool(bias), prior, posterior)
         self.bias = bool(bias)
 

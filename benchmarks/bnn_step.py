@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import vibayes as vb
+from vibayes.training.memory import keep_freed_memory
 
 N, D, H, M, S = 455, 13, 50, 100, 10
 
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()  # as `fit` does
     results = {}
     for dtype in (torch.float64, torch.float32):
         torch.set_default_dtype(dtype)

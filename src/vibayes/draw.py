@@ -16,6 +16,7 @@ from torch import Tensor
 from vibayes import linalg
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, ShapeError
 from vibayes.operators.gamma import NOISE_PER_GAMMA, gamma_from_normals
+from vibayes.operators.precision_draw import precision_draw
 
 __all__ = ["Draw", "Output", "current_draw", "each_draw", "fits", "not_positive_definite"]
 
@@ -147,6 +148,12 @@ class Draw:
         factor, info = linalg.factor(K, self.jitter if jitter else 0.0)
         self._note(site, K, info)
         return factor
+
+    def by_precision(self, site: str, B: Tensor, b: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws of `N(B^-1 b, B^-1)`, one for each column, and `log |B|`; failures are noted as by `cholesky`."""
+        v, log_det, info = precision_draw(B, b, noise)
+        self._note(site, B, info)
+        return v, log_det
 
     def _note(self, site: str, K: Tensor, info: Tensor) -> None:
         if self.initializing and bool((info != 0).any()):  # what comes of it would be NaN everywhere

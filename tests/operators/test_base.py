@@ -14,6 +14,7 @@ from vibayes.operators.correlations import correlations
 from vibayes.operators.data_rows import data_rows
 from vibayes.operators.factor_products import factor_product, gram
 from vibayes.operators.factorization import factorize
+from vibayes.operators.precision_draw import precision_draw
 from vibayes.operators.weighted_grams import weighted_grams
 
 B = torch.tensor([[1.0, -0.5], [0.3, 2.0], [-1.0, 0.7]], dtype=torch.float64)
@@ -40,6 +41,7 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "factor_product": product,
     "gram": lambda v: gram(v.view(3, 3)).sin().sum(),
     "weighted_grams": lambda v: weighted_grams(v.view(3, 3), v[:6].view(2, 3)).sin().sum(),
+    "precision_draw": lambda v: sum(t.sin().sum() for t in precision_draw(spd(v), B * v[0], B * v[1])[:2]),  # type: ignore[misc]
     "data_rows": rows,
     "correlations": lambda v: correlations(v.view(3, 1, 1, 3), 1.0 + v[:3], 1, (1, 3)).sin().sum(),
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 from vibayes.operators import cuda_kernels
 from vibayes.operators.base import register
 
-__all__ = ["factorize"]
+__all__ = ["factorize", "inverse_factor"]
 
 # The largest matrix whose factor is inverted by one call; larger ones are put together from blocks of this size.
 _BLOCK = cuda_kernels.LARGEST
@@ -56,13 +56,30 @@ def _leaf(K: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Factor, inverse, log determinant and info of a batch `[b, n, n]` of small matrices."""
     if K.is_cuda and cuda_kernels.available():
         return cuda_kernels.factorize(K)
+    U, inverse, info = _lapack(K.double())
+    return U.mT.to(K.dtype).contiguous(), inverse.to(K.dtype).contiguous(), _log_det(U).to(K.dtype), info
+
+
+def _lapack(K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The factor's transpose, its inverse and info of a batch `[b, n, n]`, by the library."""
     # LAPACK works column by column: what it writes as an upper factor is our lower one, row by row, without a copy
-    U, info = torch.linalg.cholesky_ex(K.double().mT, upper=True)
+    U, info = torch.linalg.cholesky_ex(K.mT, upper=True)
     if K.is_cuda or bool(info.any()):  # looking costs nothing on a CPU, where the result is there already
         U = torch.where((info == 0)[:, None, None], U, math.nan)
     eye = torch.eye(K.shape[-1], dtype=U.dtype, device=U.device)
-    inverse = torch.linalg.solve_triangular(U.mT, eye, upper=False)  # so that L L^-1 is I to rounding
-    return U.mT.to(K.dtype).contiguous(), inverse.to(K.dtype).contiguous(), _log_det(U).to(K.dtype), info
+    return U, torch.linalg.solve_triangular(U.mT, eye, upper=False), info  # so that L L^-1 is I to rounding
+
+
+def inverse_factor(K: Float[Tensor, "b n n"]) -> tuple[Tensor, Tensor, Tensor]:
+    """What `factorize` gives but for the factor itself: `L^-1`, `log |K|` and `info`; without gradients.
+
+    Large float32 matrices are factorized as they are on a CPU, where float64 would take twice as long.
+    """
+    if K.is_cuda:
+        _, inverse, log_det, info, _ = _factorize(K)
+        return inverse, log_det, info
+    U, inverse, info = _lapack(K.double() if K.shape[-1] <= _BLOCK else K)
+    return inverse.to(K.dtype).contiguous(), _log_det(U).to(K.dtype), info
 
 
 def _log_det(L: Tensor) -> Tensor:

@@ -34,6 +34,9 @@ def _grams(D: Tensor, weights: Tensor) -> Tensor:
     P, K = weights.shape[-2], D.shape[-1]
     if cuda_kernels.grams_available(D):
         return cuda_kernels.grams(*flat(D, weights)).view(*D.shape[:-2], P, K, K)
+    if K <= 2 * P:
+        pairs = (D[..., None] * D[..., None, :]).flatten(-2)  # [M, K K]
+        return (weights @ pairs).view(*D.shape[:-2], P, K, K)
     weighted = (weights.mT[..., None] * D[..., None, :]).flatten(-2)  # [M, P K]: one product for all outputs
     return (weighted.mT @ D).view(*D.shape[:-2], P, K, K)
 

@@ -134,16 +134,14 @@ def sample_given_pseudo(
 def _in_weights(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Tensor | None) -> Tensor:
     """With `B = C C^T`, `v = C^-T (C^-1 D^T Lambda y + eps)`; the densities of `eps` and `v` give the log ratio."""
     A, b = _moments(site, y, precision, T)
-    K, P = b.shape
-    C = draw.factor(f"{site.name}.pseudo", _plus_identity(A), jitter=False)
-    eps = draw.randn(f"{site.name}.inducing", K, P, like=b)
+    eps = draw.randn(f"{site.name}.inducing", *b.shape, like=b)  # [K, P]
+    B = _plus_identity(A)
     if A.ndim == 3:  # a precision for each output
-        half = C.solve(b.mT[..., None]) + eps.mT[..., None]  # [P, K, 1]
-        v = C.solve_transposed(half)[..., 0].mT
-        log_det = C.log_det.sum()
+        v, log_det = draw.by_precision(f"{site.name}.pseudo", B, b.mT[..., None], eps.mT[..., None])  # [P, K, 1]
+        v, log_det = v[..., 0].mT, log_det.sum()
     else:
-        v = C.solve_transposed(C.solve(b) + eps)
-        log_det = P * C.log_det
+        v, log_det = draw.by_precision(f"{site.name}.pseudo", B, b, eps)
+        log_det = b.shape[-1] * log_det
     draw.add(site.name, 0.5 * (eps.square().sum() - v.square().sum() - log_det))
     return v
 

@@ -16,7 +16,7 @@ std::barrier<>* block_barrier;
 std::vector<std::unique_ptr<std::barrier<>>> warp_barriers;
 alignas(16) double dynamic_shared[1 << 15];  // what `extern __shared__` stands for
 
-using std::erfc, std::exp, std::log, std::min, std::nan, std::sqrt;
+using std::erfc, std::exp, std::lgamma, std::log, std::min, std::nan, std::sqrt;
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 
 struct alignas(16) float4 {

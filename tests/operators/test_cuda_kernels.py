@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vibayes.operators import cuda_kernels
+from vibayes.operators import bartlett, cuda_kernels
 from vibayes.operators.gamma import NOISE_PER_GAMMA, _marsaglia_tsang
 from vibayes.training.graph import Step
 
@@ -115,6 +115,24 @@ def test_gamma_draws(n: int, dtype: torch.dtype) -> None:
     found = cuda_kernels.gamma_draws(alpha, normals)
     wanted = _marsaglia_tsang(alpha.double(), normals.double())
     torch.testing.assert_close(found, wanted.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("n", "p"), [(1, 1), (5, 3), (100, 13), (7, 7)])
+def test_bartlett(n: int, p: int, shared: bool, dtype: torch.dtype) -> None:
+    """Also with parameters that all draws share, and noise that is cut out of more."""
+    squares, vectors = torch.rand(4, p) + 0.1, torch.rand(2, 1 if shared else 4, p) + 0.5
+    mu, sigma = torch.randn(1 if shared else 4, n, p), torch.rand(1 if shared else 4, n, p) + 0.1
+    alpha, beta, mu, sigma = (t.to(dtype).expand(4, *t.shape[1:]) for t in (*vectors, mu, sigma))
+    given = (squares.to(dtype), alpha, beta, mu, sigma, torch.randn(4, n + 3, p).to(dtype)[:, :n])
+    exact = [t.double() for t in given]
+    near = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-11}
+    wanted = tuple(t.to(dtype) for t in bartlett._run(*exact))
+    torch.testing.assert_close(cuda_kernels.bartlett(*given), wanted, **near)
+    g_T, g = torch.randn(4, p, n).mT.to(dtype), torch.randn(4).to(dtype)
+    wanted = tuple(t.to(dtype) for t in bartlett._gradients(*exact, g_T.double(), g.double()))
+    torch.testing.assert_close(cuda_kernels.bartlett_backward(*given, g_T, g), wanted, **near)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

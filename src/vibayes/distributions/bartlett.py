@@ -15,6 +15,7 @@ __all__ = [
     "bartlett_factor",
     "log_multigamma",
     "multidigamma",
+    "split_noise",
     "standard_shapes",
     "trapezoid",
     "triangularize",
@@ -55,11 +56,19 @@ def bartlett_factor(
     >>> bartlett_factor(torch.tensor([1.0, 0.5]), torch.randn(3 + NOISE_PER_GAMMA, 2)).shape
     torch.Size([3, 2])
     """
+    squares, normals = split_noise(alpha, noise)
+    n, nt = normals.shape[-2:]
+    diagonal = torch.eye(n, nt, dtype=noise.dtype, device=noise.device) * (squares / beta).sqrt()[..., None, :]
+    return diagonal + (mu + sigma * normals).tril(-1)
+
+
+def split_noise(
+    alpha: Float[Tensor, "*#batch nt"], noise: Float[Tensor, "*batch k nt"]
+) -> tuple[Float[Tensor, "*batch nt"], Float[Tensor, "*batch n nt"]]:
+    """Draws of `Gamma(alpha, 1)` and the normals of a Bartlett factor, of its noise."""
     n = noise.shape[-2] - NOISE_PER_GAMMA
     proposals = noise[..., n:, :].movedim(-2, 0)  # [17, *batch, nt]
-    squares = gamma_from_normals(alpha.expand(proposals.shape[1:]), proposals) / beta  # [*batch, nt]
-    diagonal = torch.eye(n, noise.shape[-1], dtype=noise.dtype, device=noise.device) * squares.sqrt()[..., None, :]
-    return diagonal + (mu + sigma * noise[..., :n, :]).tril(-1)
+    return gamma_from_normals(alpha.expand(proposals.shape[1:]), proposals), noise[..., :n, :]
 
 
 def standard_shapes(nu: float | Tensor, nt: int, like: Tensor) -> Float[Tensor, "*batch nt"]:

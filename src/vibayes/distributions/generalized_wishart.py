@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from vibayes import linalg
-from vibayes.distributions.bartlett import FactorSample, bartlett_factor, trapezoid, triangularize
+from vibayes.distributions.bartlett import FactorSample, bartlett_factor, split_noise, trapezoid, triangularize
 from vibayes.distributions.base import (
     check_dtypes,
     check_finite,
@@ -20,6 +20,7 @@ from vibayes.distributions.base import (
 from vibayes.distributions.gram import GramDistribution
 from vibayes.distributions.lower_upper import LowerUpper, SquareMatrix, log_abs_det
 from vibayes.errors import ConfigurationError
+from vibayes.operators.bartlett import bartlett_and_density
 
 __all__ = ["GeneralizedSingularWishart"]
 
@@ -131,6 +132,19 @@ class GeneralizedSingularWishart(GramDistribution):
         noise = self._noise(self.scale_tril, sample_shape, noise)
         return bartlett_factor(self.alpha, noise, self.beta, self.mu, self.sigma)
 
+    def rsample_with_density(
+        self, sample_shape: Sequence[int] = (), noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A draw of `T` and its `density`, which `log_prob_bartlett` takes: a quick way to stick the landing."""
+        noise = self._noise(self.scale_tril, sample_shape, noise)
+        if torch.compiler.is_compiling() and not noise.is_cuda:  # it fuses these steps with what is around them
+            T = bartlett_factor(self.alpha, noise, self.beta, self.mu, self.sigma)
+            return T, self._density(T, sticking_the_landing=True)
+        squares, normals = split_noise(self.alpha, noise)
+        alpha, beta = (t.expand(squares.shape) for t in (self.alpha, self.beta))
+        mu, sigma = (t.expand(normals.shape) for t in (self.mu, self.sigma))
+        return bartlett_and_density(squares, alpha, beta, mu, sigma, normals)
+
     def mix(self, T: Float[Tensor, "*batch n nt"]) -> Float[Tensor, "*batch n nt"]:
         """`A T B`, which `L` makes the factor `F`."""
         AT = T if self.A is None else self.A.matmul(T)
@@ -165,6 +179,7 @@ class GeneralizedSingularWishart(GramDistribution):
         log_det: Float[Tensor, "*batch"] | float | None = None,
         *,
         scale_log_det: Float[Tensor, "*batch"] | None = None,
+        density: Float[Tensor, "*batch"] | None = None,
         sticking_the_landing: bool = False,
     ) -> Float[Tensor, "*batch"]:
         """Log density of `G` (not of `T`) by the Bartlett factor that *this* distribution drew; the cheapest way.
@@ -173,32 +188,40 @@ class GeneralizedSingularWishart(GramDistribution):
             T: `FactorSample.bartlett`.
             log_det: `FactorSample.log_det`, if at hand.
             scale_log_det: the log determinant of the scale matrix, if at hand.
+            density: what `rsample_with_density` gave with `T`, which sticks the landing.
             sticking_the_landing: detach `alpha`, `beta`, `mu` and `sigma` in the density, so that their gradients come
                 through the sample alone (Roeder et al. 2017). The part left out has expectation zero.
         """
         n, nt = self.event_shape[0], self.rank
         check_shape("T", T, (n, nt))
-        alpha, beta, mu, sigma = self.alpha, self.beta, self.mu, self._below(self.sigma, 1.0)
-        if sticking_the_landing:
-            alpha, beta, mu, sigma = alpha.detach(), beta.detach(), mu.detach(), sigma.detach()
         if log_det is None:
             log_det = self.log_det(T)
         if scale_log_det is None:
             scale_log_det = linalg.logdet_factor(self.scale_tril)
+        if density is None:
+            density = self._density(T, sticking_the_landing)
         power = nt - n - 1  # of |G_{:nt, :nt}|^(1/2), next to |C|^(1/2) with C the same block of T B B^T T^T
-        below = n - 1.0 - torch.arange(nt, dtype=T.dtype, device=T.device)  # N - j
+        log_q = density - (0.5 * nt) * scale_log_det
+        if self.A is not None:
+            log_q = log_q - nt * self.A.log_abs_det
+        if self.B is not None:
+            below = n - 1.0 - torch.arange(nt, dtype=T.dtype, device=T.device)  # N - j
+            log_q = log_q - ((2.0 * below + (2.0 + power)) * self._log_B()).sum(-1)
+        constant = 0.5 * math.log(2 * math.pi) * (nt * n - nt * (nt + 1) // 2)
+        return log_q + (0.5 * power * log_det - constant)
+
+    def _density(self, T: Tensor, sticking_the_landing: bool) -> Tensor:
+        """What the entries of `T` contribute; see `bartlett_and_density`."""
+        alpha, beta, mu, sigma = self.alpha, self.beta, self.mu, self._below(self.sigma, 1.0)
+        if sticking_the_landing:
+            alpha, beta, mu, sigma = alpha.detach(), beta.detach(), mu.detach(), sigma.detach()
         diagonal = T.diagonal(dim1=-2, dim2=-1)  # [nt]
         z = ((T - mu) / sigma).tril(-1)
         normals = 0.5 * z.square() + sigma.log()
-        gammas = (2.0 * alpha - (below + (2.0 + power))) * diagonal.log() - beta * diagonal.square()
-        gammas = gammas + (alpha * beta.log() - alpha.lgamma())
-        if self.B is not None:
-            gammas = gammas - (2.0 * below + (2.0 + power)) * self._log_B()
-        log_q: Tensor = gammas.sum(-1) - normals.sum((-2, -1)) - (0.5 * nt) * scale_log_det
-        if self.A is not None:
-            log_q = log_q - nt * self.A.log_abs_det
-        constant = 0.5 * math.log(2 * math.pi) * (nt * n - nt * (nt + 1) // 2)
-        return log_q + (0.5 * power * log_det - constant)
+        # the power of T_jj is that of its gamma, less N - j from the Jacobian and nt - N - 1 from |C|
+        powers = 2.0 * alpha - torch.arange(self.rank, 0, -1, dtype=T.dtype, device=T.device)
+        gammas = powers * diagonal.log() - beta * diagonal.square() + (alpha * beta.log() - alpha.lgamma())
+        return gammas.sum(-1) - normals.sum((-2, -1))
 
     def log_det(self, T: Float[Tensor, "*batch n nt"]) -> Float[Tensor, "*batch"]:
         """`log |G_{:nt, :nt}|` of the matrix with Bartlett factor `T`, of whose root the block is `L (A T) B`."""

@@ -16,6 +16,8 @@ __all__ = [
     "MOST",
     "WIDEST",
     "available",
+    "bartlett",
+    "bartlett_backward",
     "exponential",
     "factorize",
     "gamma_draws",
@@ -77,6 +79,49 @@ def gamma_draws(alpha: Tensor, normals: Tensor) -> Tensor:
         launch = _kernel("gamma", "gamma_draws", alpha.dtype, alpha.device, 0, PROPOSALS=len(normals) // 2)
         launch((-(-n // 128), 1, 1), (128, 1, 1), (alpha.contiguous(), normals.contiguous(), found, n))
     return found
+
+
+def bartlett(
+    squares: Tensor, alpha: Tensor, beta: Tensor, mu: Tensor, sigma: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `operators.bartlett` says, for batches `[b, p]` of the first three and `[b, n, p]` of the others."""
+    b, n, p = noise.shape
+    T, density = noise.new_empty(b, n, p), noise.new_zeros(b)
+    if T.numel():
+        (alpha, beta, mu, sigma, noise), steps = _steps(alpha, beta, mu, sigma, noise)
+        launch = _kernel("bartlett", "bartlett", noise.dtype, noise.device, 0, ROWS=n, COLUMNS=p)
+        given = (squares.contiguous(), alpha, beta, mu, sigma, noise)
+        launch((b, 1, 1), (128, 1, 1), (*given, T, density, *steps))
+    return T, density
+
+
+def bartlett_backward(
+    squares: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
+    mu: Tensor,
+    sigma: Tensor,
+    noise: Tensor,
+    g_T: Tensor,
+    g_density: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of `squares`, `beta`, `mu` and `sigma` in `bartlett`."""
+    b, n, p = noise.shape
+    d_squares, d_beta = (noise.new_empty(b, p) for _ in range(2))
+    d_mu, d_sigma = (noise.new_empty(b, n, p) for _ in range(2))
+    if d_mu.numel():
+        (alpha, beta, sigma, noise), steps = _steps(alpha, beta, sigma, noise)
+        launch = _kernel("bartlett", "bartlett_backward", noise.dtype, noise.device, 0, ROWS=n, COLUMNS=p)
+        given = (squares.contiguous(), alpha, beta, sigma, noise, g_T.contiguous(), g_density.contiguous())
+        blocks = -(-d_mu.numel() // 128)
+        launch((blocks, 1, 1), (128, 1, 1), (*given, d_squares, d_beta, d_mu, d_sigma, *steps, b))
+    return d_squares, d_beta, d_mu, d_sigma
+
+
+def _steps(*given: Tensor) -> tuple[list[Tensor], list[int]]:
+    """Batches whose items are contiguous each, and how far one item is from the next; 0 where they are the same."""
+    taken = [t if t[0].is_contiguous() else t.contiguous() for t in given]
+    return taken, [t.stride(0) for t in taken]
 
 
 _OUTPUTS = 16  # as many columns of inducing values does rows.cu take

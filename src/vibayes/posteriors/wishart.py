@@ -113,19 +113,19 @@ class GeneralizedWishart(Posterior):
         assert L is not None
         M = L.shape[-1]
         K = L @ L.mT if site.gram is None else site.gram
-        q = torch.sigmoid(self.share.value)
-        V = self.V.to(K.dtype)
+        q, V = torch.sigmoid(self.share.value).to(K.dtype), self.V.to(K.dtype)
         # Everything is said of nu G, whose densities have the same ratio: its scale matrix is K under the prior.
-        scale = draw.factor(f"{site.name}.scale", (1.0 - q) * K + (nu * q) * (V @ V.mT), jitter=False).to(L.dtype)
+        mixture = torch.lerp(K, nu * (V @ V.mT), q)
+        scale = draw.factor(f"{site.name}.scale", mixture, jitter=False).to(L.dtype)
         posterior = self.distribution(scale.lower, nu)
         noise = draw.randn(f"{site.name}.inducing", *posterior.noise_shape[-2:], like=L)
-        T = posterior.rsample_bartlett(noise=noise)
+        T, density = posterior.rsample_with_density(noise=noise)
         F = scale.multiply(posterior.mix(T))  # [M, nt]
         factor = linalg.Factor(L) if site.factor is None else site.factor.to(L.dtype)
         v = factor.solve(F)  # whitened features, and the prior's Bartlett factor up to a rotation
         # For nu <= M both densities have the determinant of G's leading block to the same power, and it cancels.
         log_det = 0.0 if nu <= M else posterior.log_det(T)
-        log_q = posterior.log_prob_bartlett(T, log_det, scale_log_det=scale.log_det, sticking_the_landing=True)
+        log_q = posterior.log_prob_bartlett(T, log_det, scale_log_det=scale.log_det, density=density)
         prior = Wishart(None, nu, scale_tril=L, validate_args=False)
         log_p = prior.log_prob_factor(F, log_det, whitened=v, scale_log_det=factor.log_det)
         draw.add(site.name, log_p - log_q)

@@ -411,7 +411,7 @@ class Model(TrainableModel):
         """Draw `n` functions from the posterior at a set of inputs, jointly over the inputs.
 
         Returns:
-            `[n, N]` or `[n, N, F]` function values (without observation noise): in user units for regression,
+            `[n, N]` or `[n, N, F]` function values (without observation noise), in user units for regression,
             on the latent scale (logits, log rates) otherwise.
         """
         check_count(n, "n")
@@ -445,7 +445,7 @@ class Model(TrainableModel):
                 one's, and so on. They are as the layer receives its rows, in the units the model works in.
 
         Returns:
-            For every layer by name a `LayerFunction`: `inputs` and `draws` `[n, N, P]`, `mean`, `variance`. Rows are
+            For every layer by name a `LayerFunction` with `inputs`, `draws` `[n, N, P]`, `mean`, `variance`. Rows are
             drawn jointly, and all layers' values of one draw belong together. Values are in the units the model works
             in. Of layers known up to a rotation (Wishart), draws are imagined features.
 

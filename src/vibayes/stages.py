@@ -101,7 +101,7 @@ def take_over(target: nn.Module, source: nn.Module | Mapping[str, Any]) -> list[
         source: the network they come from, or its `state_dict`.
 
     Returns:
-        The names that were copied: all of the target's.
+        The names that were copied, which are all of the target's.
 
     >>> a, b = nn.Linear(3, 2), nn.Linear(3, 2)
     >>> take_over(b, a)

@@ -39,9 +39,13 @@ def test_the_reference_shows_functions_with_their_examples(site: Path) -> None:
         text = page.read_text(encoding="utf-8")
         assert "doc-symbol-module" not in text, f"{page.name} shows a module in place of a function of the same name"
         assert "<blockquote>" not in text, f"{page.name} shows a doctest as a quotation"
+        assert "\\frac" not in text, f"{page.name} shows a formula that is no code"
     models = (site / "api" / "models.html").read_text(encoding="utf-8")
     assert 'id="vibayes.Model.predict"' in models
     assert re.search(r'<pre><span></span><code><span class="gp">&gt;&gt;&gt;', models)  # a session, highlighted
+    returned = [found.split("</ul>")[0] for found in models.split("Returns:")[1:]]
+    assert returned
+    assert all(found.count("<li") == 1 for found in returned), "one thing that is returned, a line each"
 
 
 def test_results_are_in_the_results_page(site: Path) -> None:

@@ -32,9 +32,9 @@ class GeneralizedSingularWishart(GramDistribution):
     diagonal `T_ij ~ N(mu_ij, sigma_ij^2)`. With `C = T B B^T T^T` the density with respect to `G_ij`,
     `j <= min(i, nt)`, is (thesis, App. A; there is no factor `2 T_jj`, it cancels)
 
-    $$q(G) = \frac{1}{|\det L A|^{nt}} \left(\frac{|G_{:nt, :nt}|}{|C_{:nt, :nt}|}\right)^{(nt - N - 1) / 2}
-    \prod_{j \le nt} \frac{Gamma(T_{jj}^2; \alpha_j, \beta_j)}{T_{jj}^{N - j} |B_{jj}|^{2 (N - j + 1)}}
-    \prod_{i > j} N(T_{ij}; \mu_{ij}, \sigma_{ij}^2).$$
+        q(G) = |det L A|^-nt  (|G[:nt, :nt]| / |C[:nt, :nt]|)^((nt - N - 1) / 2)
+               prod_(j <= nt) Gamma(T_jj^2; alpha_j, beta_j) / ( T_jj^(N - j) |B_jj|^(2 (N - j + 1)) )
+               prod_(i > j) N(T_ij; mu_ij, sigma_ij^2)
 
     It depends on `nu` through `nt` alone: the thesis's powers of `nu` are the same thing when `nu > N`. The Wishart of
     the same scale and `nu` has `alpha_j = (nu - j + 1) / 2`, `beta_j = 1/2`, `mu = 0`, `sigma = 1`, `A = B = I`.

@@ -27,7 +27,7 @@ class InverseWishart(GramDistribution):
 
     The density is that of the thesis (App. A) and of `scipy.stats.invwishart(df=nu, scale=scale)`:
 
-    $$p(G) = \frac{|S|^{\nu / 2}}{2^{\nu N / 2} \Gamma_N(\nu / 2)} |G|^{-(\nu + N + 1) / 2} e^{-tr(S G^{-1}) / 2},$$
+        p(G) = |S|^(nu / 2) |G|^(-(nu + N + 1) / 2) exp(-tr(S G^-1) / 2) / ( 2^(nu N / 2) Gamma_N(nu / 2) )
 
     with respect to the elements `G_ij`, `j <= i`. Its mean is `S / (nu - N - 1)`. Where a text counts
     `delta = nu - N + 1` degrees of freedom instead, `delta` does not change when rows are left out.

@@ -27,10 +27,10 @@ __all__ = ["Wishart"]
 class Wishart(GramDistribution):
     r"""`G = F F^T`, where the `nu` columns of `F` are independent draws of `N(0, scale)`.
 
-    With `nt = min(nu, N)` the density is (thesis, Eq. dwp:wishdens)
+    With `nt = min(nu, N)` the density is (thesis, Eq. `eq:dwp:wishdens`)
 
-    $$p(G) = \frac{\pi^{\nu (nt - N) / 2}}{2^{\nu N / 2} |S|^{\nu / 2} \Gamma_{nt}(\nu / 2)}
-    |G_{:nt, :nt}|^{(\nu - N - 1) / 2} e^{-tr(S^{-1} G) / 2},$$
+        p(G) = pi^(nu (nt - N) / 2) |G[:nt, :nt]|^((nu - N - 1) / 2) exp(-tr(S^-1 G) / 2)
+               / ( 2^(nu N / 2) |S|^(nu / 2) Gamma_nt(nu / 2) )
 
     with respect to the elements `G_ij`, `j <= min(i, nt)`. For `nu < N` it is singular, the other elements follow from
     these, and densities compare only between distributions of the same `nu` and the same order of rows.

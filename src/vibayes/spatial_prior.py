@@ -87,10 +87,10 @@ class SpatialIWPrior(Prior):
 
     `p(L) = IW((p + 1) I, p + 1)`, `q(L) = IW((p + 1) I + Psi, p + 1 + delta)`,
 
-    and `Psi`, positive semi-definite, and `delta > 0` learned (thesis, Eq. `gi:IWPrior`, where `nu_{l-1}` must be read
-    as `p`: else the prior would be improper for few channels). `E_p[L^-1] = I`. The bias of a convolution has no place
-    in the kernel, and variance `1 / fan-in`; that of `Linear` is one more channel. `KL(q(L) || p(L))` is part of the
-    bound.
+    and `Psi`, positive semi-definite, and `delta > 0` learned (thesis, Eq. `eq:gi:IWPrior`, where `nu_{l-1}` must be
+    read as `p`: else the prior would be improper for few channels). `E_p[L^-1] = I`. The bias of a convolution has no
+    place in the kernel, and variance `1 / fan-in`; that of `Linear` is one more channel. `KL(q(L) || p(L))` is part of
+    the bound.
 
     >>> import vibayes as vb
     >>> layer = vb.Conv2d(3, 8, 3, prior=SpatialIWPrior(), posterior=vb.MeanField())

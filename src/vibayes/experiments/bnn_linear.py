@@ -1,4 +1,4 @@
-"""Deep linear networks by depth and width (thesis, Sec. "Depth-dependence in deep linear networks")."""
+"""Deep linear networks by depth and width (thesis, Sec. "Depth dependence in deep linear networks")."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

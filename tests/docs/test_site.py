@@ -42,6 +42,8 @@ def test_the_reference_shows_functions_with_their_examples(site: Path) -> None:
         assert "\\frac" not in text, f"{page.name} shows a formula that is no code"
     models = (site / "api" / "models.html").read_text(encoding="utf-8")
     assert 'id="vibayes.Model.predict"' in models
+    extending = (site / "api" / "extending.html").read_text(encoding="utf-8")
+    assert all(f'id="vibayes.{name}"' in extending for name in ("Kernel._matrix", "Likelihood._predictive"))
     assert re.search(r'<pre><span></span><code><span class="gp">&gt;&gt;&gt;', models)  # a session, highlighted
     returned = [found.split("</ul>")[0] for found in models.split("Returns:")[1:]]
     assert returned

@@ -60,15 +60,16 @@ class Likelihood(nn.Module, ABC):
         """
 
     @abstractmethod
-    def _log_prob(self, f: Tensor, y: Tensor) -> Tensor: ...
+    def _log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """What `log_prob` returns, `[N]`, of arguments whose shapes are right."""
 
     @abstractmethod
-    def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor: ...
+    def _expected_log_prob(self, mean: Tensor, variance: Tensor, y: Tensor, eps: Tensor | None) -> Tensor:
+        """What `expected_log_prob` returns, `[N]`: a closed form, quadrature, or a mean over `eps`."""
 
     @abstractmethod
-    def _predictive(
-        self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor
-    ) -> Mixture: ...
+    def _predictive(self, mean: Tensor, variance: Tensor | None, eps: Tensor | None, log_weights: Tensor) -> Mixture:
+        """What `predictive` returns; the `log_weights` of the draws, `[S]`, are normalised."""
 
     def log_prob(self, f: Float[Tensor, "n f"], y: Tensor) -> Float[Tensor, " n"]:
         """`log p(y_n | f_n)` of each row, summed over targets.

@@ -49,10 +49,12 @@ class ContinuousMixture(Mixture):
         """Location and scale, broadcastable to `[S, Q, N, P]`, and the nodes' log weights, `[Q]` or `[S, Q]`."""
 
     @abstractmethod
-    def _standard_log_prob(self, z: Tensor) -> Tensor: ...
+    def _standard_log_prob(self, z: Tensor) -> Tensor:
+        """Log density of `z`, element by element."""
 
     @abstractmethod
-    def _standard_cdf(self, z: Tensor) -> Tensor: ...
+    def _standard_cdf(self, z: Tensor) -> Tensor:
+        """Distribution function of `z`, element by element."""
 
     @cached_property
     def _components(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -43,6 +43,12 @@ class Elbo:
         kl_weight: the weight of `kl` in `objective`; `value` is never tempered.
         log_prior: log-prior of the hyperparameters, which enters `objective` only.
         log_jacobian: what a row's log density loses in user units.
+
+    >>> import vibayes as vb
+    >>> model = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.5))
+    >>> elbo = model.elbo(torch.zeros(2, 1), torch.zeros(2))
+    >>> bool(elbo.per_datapoint == elbo.value / 2), float(elbo.stderr)
+    (True, 0.0)
     """
 
     log_likelihood: Tensor

@@ -159,6 +159,13 @@ def reverse_ais(
         path: one found before, by `anneal`.
         seed: governs everything.
         progress: whether to show progress.
+
+    >>> import torch, vibayes as vb
+    >>> x = torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
+    >>> model = vb.Model(vb.Linear(1, 1, posterior=vb.Point()), vb.Gaussian(1.0, learn=False))
+    >>> chains = vb.sample_posterior(model, (x, x[:, 0]), n_samples=20, n_warmup=20, progress=False)
+    >>> vb.evidence.reverse_ais(chains, n_particles=10, n_steps=20, progress=False).kind
+    'upper bound in expectation'
     """
     check_count(n_particles, "n_particles")
     target, generator = _begin(chains.target, None, None, seed, False)

@@ -57,8 +57,8 @@ def fit(
     """Train a model by maximising its bound (or evidence) and return the history.
 
     When a step gives NaN or a matrix cannot be factorised, training goes back to the last good state with more
-    jitter and smaller steps, says so, and after a few tries gives up with an error that names the layer. Interrupted,
-    it leaves the model at its last good state.
+    jitter and smaller steps, says so, and after a few tries gives up with a `TrainingError` or
+    `NotPositiveDefiniteError` that names the layer. Then, as when interrupted, the model is at its last good state.
 
     Where `torch.distributed` is initialised (under `torchrun`), every process takes its part of each batch and
     gradients are averaged: called alike in all of them, with the same model and data, they train one model together.

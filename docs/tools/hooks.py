@@ -72,8 +72,8 @@ def _figures(folder: Path) -> str:
     if not record.exists():
         return ""
     parts = []
-    for figure in json.loads(record.read_text(encoding="utf-8"))["figures"].values():
-        parts.append(f"### `{figure['label']}`")
+    for name, figure in json.loads(record.read_text(encoding="utf-8"))["figures"].items():
+        parts.append(f"### `{figure['label']}`, {name}")
         if figure["file"] is not None:
             parts.append(f"![{figure['label']}](results/{folder.name}/{figure['file']})")
         parts.append("\n".join(f"- {'Yes' if s['holds'] else '**No**'}: {s['text']}." for s in figure["statements"]))

@@ -61,6 +61,7 @@ def test_results_are_in_the_results_page(site: Path) -> None:
     assert "vibayes bench table dkl-uci" in text
     assert "<td>largest |f| on the plotted range, W=3</td>" in text
     assert 'id="gi-uci-preset-minutes"' in text
+    assert re.search(r"<code>tab:dkl:batch</code>, utkface-short<", text)  # and not as if it were the thesis's table
     assert "ELBO per data point on standardised targets" in text  # what the numbers' units are
     assert text.count("the log evidence of the infinitely wide network is near -60 nats") == 1
 

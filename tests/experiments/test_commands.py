@@ -13,6 +13,8 @@ from vibayes.experiments import commands, svg
 from vibayes.experiments.__main__ import main
 from vibayes.experiments.catalogue import EXPERIMENTS, get
 from vibayes.experiments.experiment import Experiment
+from vibayes.experiments.figures import Figure, FigureResult
+from vibayes.experiments.report import Section
 from vibayes.experiments.results import write_result
 from vibayes.experiments.runner import Summary
 from vibayes.experiments.sweep import Selection, expand
@@ -239,6 +241,14 @@ def test_report_of_results_that_hold_numbers_only(tmp_path: Path) -> None:
     write_result(tmp_path / unit.path, kept | {"metrics": {"test_ll": -0.3125}, "seconds": 1.0})
     commands.report(["dkl-uci"], out=tmp_path, file=tmp_path / "report.html")
     assert "-0.312" in (tmp_path / "report.html").read_text()
+
+
+def test_report_tells_figures_of_one_label_apart(tmp_path: Path) -> None:
+    number = {"name": "test_ll", "ours": -0.5, "thesis": None, "reference": None}
+    short = [Figure(name, "tab:batch", numbers=[number]) for name in ("one-short", "other-short")]
+    shown = Section(get("dkl-images"), [], {}, tmp_path, FigureResult(short, "here")).html()
+    for name in ("one-short", "other-short"):
+        assert shown.count(f"tab:batch, {name}") == 2  # below the figure, and among the numbers
 
 
 def test_report_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from vibayes._page import calibration, document, grid, line
 from vibayes.experiments import svg
 from vibayes.experiments.display import duration
 from vibayes.experiments.experiment import Experiment, Unit
-from vibayes.experiments.figures import FigureResult
+from vibayes.experiments.figures import Figure, FigureResult
 from vibayes.experiments.reference import direction
 from vibayes.experiments.results import finished
 from vibayes.experiments.sweep import by_family
@@ -298,22 +298,26 @@ def _cell(row: Row | None) -> str:
     return f'<td class="{row.verdict}" title="{escape(title)}">{escape(ours)}{count}{below}</td>'
 
 
+def _title(figure: Figure) -> str:
+    """Its label and its name: a short run, or two data sets of one table, share the label of the thesis."""
+    return escape(f"{figure.label}, {figure.name}")
+
+
 def _figures(found: FigureResult) -> str:
     parts = []
     for figure in found.figures:
+        title = _title(figure)
         image = ""
         if figure.image is not None:
             data = base64.b64encode(figure.image.read_bytes()).decode()
-            image = f'<img src="data:image/png;base64,{data}" alt="{escape(figure.label)}">'
+            image = f'<img src="data:image/png;base64,{data}" alt="{title}">'
         said = "".join(
             f"<li>{'yes' if s['holds'] else '<b>no</b>'}: {escape(s['text'])}</li>" for s in figure.statements
         )
         missing = f"<p>Skipped: {escape(figure.skipped)}</p>" if figure.skipped else ""
-        parts.append(
-            f"<figure>{image}<figcaption><b>{escape(figure.label)}</b>{missing}<ul>{said}</ul></figcaption></figure>"
-        )
+        parts.append(f"<figure>{image}<figcaption><b>{title}</b>{missing}<ul>{said}</ul></figcaption></figure>")
     numbers = [
-        f'<tr><td class="k">{escape(f.label)}</td><td class="k">{escape(n["name"])}</td><td>{n["ours"]:.4f}</td>'
+        f'<tr><td class="k">{_title(f)}</td><td class="k">{escape(n["name"])}</td><td>{n["ours"]:.4f}</td>'
         f"<td>{_or_dash(n['thesis'])}</td><td>{_or_dash(n['reference'])}</td>"
         f'<td class="wrap">{escape(n.get("note", ""))}</td></tr>'
         for f in found.figures

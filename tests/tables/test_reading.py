@@ -92,6 +92,40 @@ def test_row_numbers_and_a_last_column_that_is_empty_at_first(tmp_path: Path) ->
     assert "numbers the rows" in table.notes[0]
 
 
+@pytest.mark.parametrize("end", ["1,2,3,,\n", "1,2,3,\n1,2,3\n"])
+def test_empty_cells_beyond_the_names(tmp_path: Path, end: str) -> None:
+    table = read_table(written(tmp_path, "x,y,z\n" + end * 3))
+    assert table.frame.to_numpy().tolist() == [[1, 2, 3]] * len(table)
+    assert list(table.frame.columns) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "where"),
+    [
+        (["S1, Flat 2,1,2", *["S1,1,2"] * 9], "Row 1 under"),  # the extra cell of the first row was let pass in all
+        (["S1, Flat 2,1,2", *["S1,1,2"] * 60, "S1, Flat 2,1,2"], "Row 1 under"),
+        (["S1,1,2"] * 3 + ["S1, Flat 2,1,2"], "Line 5"),
+        (["S1,1,2"] * 60 + ["S1, Flat 2,1,2"], "Line 62"),
+        (["S1, Flat 2,1,2", "S2, Flat 2,1,2", "S1, Flat 2,1,2"], "Row 1 under"),  # no names of rows: they repeat
+        (["S1,1,2,"] * 60 + ["S1, Flat 2,1,2"], "Row 61 under"),
+        (["S1, F, 2,1,2"] * 5, "Row 1 under"),
+    ],
+)
+def test_more_cells_than_names_are_refused(tmp_path: Path, rows: list[str], where: str) -> None:
+    """Cells behind the extra one would stand under the wrong names."""
+    with pytest.raises(DataError, match=f"{where}.* more cells .* text with commas in it in quotation marks"):
+        read_table(written(tmp_path, "\n".join(["address,x,y", *rows])))
+
+
+def test_names_of_rows_stay_a_column(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "x,y\nMazda RX4,1,2\nValiant,3,4\n"))
+    assert table.frame.to_numpy().tolist() == [["Mazda RX4", 1, 2], ["Valiant", 3, 4]]
+    again = read_table(
+        written(tmp_path, "x,code\n" + "".join(f"{i},5,{'01' * (i > 60)}\n" for i in range(70))), ["code"]
+    )
+    assert again.frame["code"].tolist()[-1] == "01"
+
+
 @pytest.mark.parametrize("blank", [",,\n", ",,\n\n,,\n", " \n", '"","",""\n', "\r\n"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_blank_lines_before_the_names(tmp_path: Path, blank: str, encoding: str) -> None:
@@ -209,7 +243,9 @@ def test_missing_cells(tmp_path: Path) -> None:
         ("\n\n  \n", "is empty"),
         ("a,b\n", "but no rows"),
         ("1,2\n3,4\n", "holds numbers .* where names"),
-        ("a,b\n1,2\n1,2,3,4\n5,6\n", "line 3"),
+        ("a,b\n1,2\n1,2,3,4\n5,6\n", "Line 3"),
+        ("Made by a tool\n\na,b,c\n1,2,3\n", "more cells .*lines above it begin with #"),
+        ("<!DOCTYPE html>\n<html><p>Log in, please</p></html>\n", "web page"),
         ("a\0b\0\n1\0", "not a text file"),
     ],
 )

@@ -5,7 +5,7 @@ import difflib
 import importlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bar
 # Cells that mean "nothing known here", beside what pandas takes as missing (empty, NA, NaN, null, None, ...).
 MISSING = ("?", "-", "--", ".", "na", "n.a.", "missing", "unknown", "Na")
 _SNIFF_LINES = 50
-_LAST = "\0"  # stands for a name that no header has
+_LAST = "\0"  # begins names that no header has
 _BLANK = "".join(SEPARATORS) + "\"' \r\n\ufeff"  # what a line without any cell consists of
 _FOR_EXCEL = re.compile(r'\ufeff?"?sep=[,;|\t]?"?', re.IGNORECASE)
 _CHUNK = 1 << 20
@@ -140,6 +140,8 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
         notes.append(f"Lines above the names that begin with # were left out ({comments}).")
     if "\0" in lines[0]:
         raise DataError(f"{path} is not a text file. Save the table as CSV or Parquet.")
+    if lines[0].lstrip("\ufeff ").lower().startswith(("<!doctype", "<html", "<?xml")):
+        raise DataError(f"{path} holds a web page or XML, not a table. Save the table as CSV or Parquet.")
     separator = _separator(lines)
     rows = [row for row in _cells(lines, separator) if any(cell.strip() for cell in row)]
     header = [cell.strip() for cell in rows[0]]
@@ -148,26 +150,19 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
             f"The first line of {path} holds numbers ({', '.join(header[:4])}) where names of columns are expected. "
             "Add a first line with a name for every column."
         )
-    longer = all(len(row) == len(header) + 1 for row in rows[1:]) and len(rows) > 1
-    trailing = longer and not any(row[-1].strip() for row in rows[1:])  # a separator at the end of every line
-    if longer and not trailing:
-        header = ["", *header]  # the names of a table written with unnamed row numbers
-    names, repeated, more = unique_names(header)
     decimal = "," if separator != "," and _has_decimal_commas(rows[1:], separator) else "."
     if separator != ",":
         comma = "; numbers have decimal commas" if decimal == "," else ""
         notes.append(f"Cells are separated by {SEPARATORS[separator]}{comma}.")
-    frame = _read_cells(
-        pandas, path, sep=separator, encoding=encoding, decimal=decimal, skiprows=len(above),
-        names=[*names, _LAST] if trailing else names, dtype={name: str for name in texts if name in names},
-    )  # fmt: skip
-    if trailing:
-        if frame[_LAST].notna().any():  # these are unnamed row numbers, too: the last column is not always empty
-            header = ["", *header]
-            names, repeated, more = unique_names(header)
-            frame.columns = names
-        else:
-            frame = frame.drop(columns=_LAST)
+
+    def read(names: Sequence[str]) -> Any:
+        return _read_cells(
+            pandas, path, sep=separator, encoding=encoding, decimal=decimal, skiprows=len(above), names=names,
+            dtype={name: str for name in texts if name in names},
+        )  # fmt: skip
+
+    frame, header = _read_below(path, header, rows[1:], read, separator)
+    names, repeated, more = unique_names(header)
     if names and names[0].startswith("column ") and header[0] == "" and _counts_rows(frame[names[0]]):
         frame = frame.drop(columns=names[0])
         more = [note for note in more if names[0] not in note]
@@ -177,6 +172,39 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
     if decimal == ",":
         notes += _read_thousands(pandas, frame, texts)
     return Table(frame, path, notes + more, repeated)
+
+
+def _read_below(
+    path: Path, header: list[str], rows: Sequence[Sequence[str]], read: Callable[[Sequence[str]], Any], separator: str
+) -> tuple[Any, list[str]]:
+    """The frame and its names, which get an empty one in front where every row begins with an unnamed number or name.
+
+    Cells beyond the names are read as columns of their own: pandas would drop them, or take them for columns that have
+    names. Empty ones, from separators at the end of lines, are left out.
+    """
+    longer = len(rows) > 0 and all(len(row) == len(header) + 1 for row in rows)
+    first = 1
+    if not longer or not any(row[-1].strip() for row in rows):
+        spare = [f"{_LAST}{place}" for place in range(len(header), max(map(len, rows), default=0))]
+        frame = read([*unique_names(header)[0], *spare])
+        beyond = frame[spare].notna().any(axis=1).to_numpy()
+        if not beyond.any():
+            return frame.drop(columns=spare), header
+        first = int(beyond.argmax()) + 1
+    named = ["", *header]
+    if longer:
+        frame = read(unique_names(named)[0])
+        labels = frame.iloc[:, 0]
+        if labels.dtype.kind in "iu" or labels.is_unique:  # as programs write them in front of rows
+            return frame, named
+    raise _more_cells(path, f"Row {first} under the names", separator)
+
+
+def _more_cells(path: Path, where: str, separator: str) -> DataError:
+    return DataError(
+        f"{where} of {path} has more cells than its first line has names. Name every column there (lines above it "
+        f"begin with #), and put text with {SEPARATORS[separator]} in it in quotation marks."
+    )
 
 
 def _read_cells(pandas: Any, path: Path, **options: Any) -> Any:
@@ -194,6 +222,8 @@ def _read_cells(pandas: Any, path: Path, **options: Any) -> Any:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). Unpack it first.") from error
     except Exception as error:  # pandas has its own kinds, and the engine's
+        if found := re.search(r"Expected \d+ fields in line (\d+), saw", str(error)):
+            raise _more_cells(path, f"Line {found[1]}", options["sep"]) from error
         raise DataError(f"{path} cannot be read as a table: {_first_line(error)}.") from error
 
 

@@ -72,6 +72,18 @@ def test_codes_written_otherwise_are_found_and_said() -> None:
     assert new.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     assert new.notes[0] == "'code': 2 rows with a level written otherwise ('1' for '01', '2' for '02')."
     assert "('3')" in new.notes[1]
+
+
+def test_true_and_false_are_found_where_one_cell_makes_text_of_the_column(tmp_path: Path) -> None:
+    """Files of R hold TRUE and of SQL true, which pandas reads as words where the column has others, too."""
+    encoder, _ = learn(active=[True, False, True])
+    (tmp_path / "t.csv").write_text("active\nTRUE\nfalse\nmaybe\n")
+    new = encoder.encode(read_table(tmp_path / "t.csv", encoder.texts).frame)
+    assert new.x.tolist() == [[1], [0], [0.5]]
+    assert new.notes == [
+        "'active': 2 rows with a level written otherwise ('TRUE' for 'True', 'false' for 'False').",
+        "'active': 1 row with a value not seen in training ('maybe').",
+    ]
     both, _ = learn(code=["01", "1", "1A", "01"])
     assert both.encode(pd.DataFrame({"code": ["1.0"]})).x.tolist() == [[0, 0, 0]]  # which of two is not known
     yes_or_no, _ = learn(flag=[True, False, True])

@@ -18,6 +18,7 @@ __all__ = [
     "as_text",
     "count",
     "is_texts",
+    "is_written_otherwise",
     "is_yes_no",
     "learn_day_first",
     "looks_like_dates",
@@ -155,6 +156,18 @@ def as_number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def is_written_otherwise(text: str, level: str) -> bool:
+    """Whether two texts are one number, or one of true and false.
+
+    >>> is_written_otherwise("1", "01"), is_written_otherwise("TRUE", "True"), is_written_otherwise("Red", "red")
+    (True, True, False)
+    """
+    number = as_number(text)
+    if number is not None:
+        return as_number(level) == number
+    return text.lower() in ("true", "false") and text.lower() == level.lower()
 
 
 def needs_text(levels: Sequence[str]) -> bool:

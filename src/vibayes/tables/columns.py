@@ -12,11 +12,11 @@ from vibayes.tables.cells import (
     NOTHING,
     OTHER,
     as_dates,
-    as_number,
     as_numbers,
     as_text,
     count,
     is_texts,
+    is_written_otherwise,
     is_yes_no,
     learn_day_first,
     looks_like_dates,
@@ -156,8 +156,7 @@ class Column:
         notes = []
         taken = {}
         for value in {str(value) for value in text[codes == -1]}:
-            number = as_number(value)
-            same = [level for level in self.levels if number is not None and as_number(level) == number]
+            same = [level for level in self.levels if is_written_otherwise(value, level)]
             if len(same) == 1:
                 taken[value] = same[0]
         if taken:

@@ -124,6 +124,14 @@ def test_identifiers_constants_and_empty_columns_are_left_out() -> None:
     assert encoder.encode(frame[["a"]]).x.shape == (n, 1)  # columns that were left out need not come back
 
 
+@pytest.mark.parametrize("n", [8, 24, 36])
+def test_identifiers_of_few_rows_are_left_out(n: int) -> None:
+    """A column for each row lets a model take its noise from there; what it says of new rows is then worth nothing."""
+    encoder, _ = learn(name=[f"person {i}" for i in range(n)], kind=["a", "b", "c", "d"] * (n // 4), a=range(n))
+    assert "names the rows" in note(encoder, "name")
+    assert note(encoder, "kind") == "category of 4 levels"
+
+
 def test_numbers_with_marks_are_named() -> None:
     n = 60
     encoder, _ = learn(price=[f"{i},000" for i in range(1, n + 1)], share=[f"{i % 9}%" for i in range(n)], a=range(n))

@@ -31,8 +31,9 @@ F64 = NDArray[np.float64]
 KINDS = ("number", "category", "date", "dropped")
 # A category keeps this many levels at most; rarer ones share one level.
 MAX_LEVELS = 30
-# Text that differs in more than this share of the rows is taken for an identifier.
+# Text that differs in more than this share of the rows is taken for an identifier, but not with so few levels.
 IDENTIFIER = 0.7
+FEW_LEVELS = 5
 _YEAR = 365.2425
 
 
@@ -259,7 +260,7 @@ def _learn_category(name: str, series: Any) -> Column:
     values, counts = np.unique(text, return_counts=True)
     if len(values) == 1:
         return Column(name, "dropped", note=f"left out: every value is {str(values[0])!r}")
-    if len(values) > MAX_LEVELS and len(values) > IDENTIFIER * len(text):
+    if len(values) > FEW_LEVELS and len(values) > IDENTIFIER * len(text):
         why = marked_numbers(series) or f"{len(values)} different texts in {len(text)} rows, so it names the rows"
         return Column(name, "dropped", note=f"left out: {why}")
     note = f"category of {len(values)} levels"

@@ -140,6 +140,21 @@ def test_numbers_with_marks_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("levels", "what"),
+    [
+        (100, "left out: 10 of 100 entries"),
+        (40, "category of 37 levels, the 29 most frequent ones kept and the others joined; 10 of"),
+    ],
+)
+def test_numbers_among_which_are_too_many_words_are_named(levels: int, what: str) -> None:
+    """They do not name the rows, and joining the rarest is nothing that one would want."""
+    cells = ["n/d" if i % 10 == 0 else f"{i % levels}.5" for i in range(100)]
+    encoder, _ = learn(x=cells, a=range(100))
+    assert note(encoder, "x").startswith(what)
+    assert "such as 'n/d': leave such cells empty" in note(encoder, "x")
+
+
+@pytest.mark.parametrize(
     ("cells", "advice"),
     [
         (["1,697", "-0,977"], "write 1.697"),  # the second cannot be thousands
@@ -147,6 +162,7 @@ def test_numbers_with_marks_are_named() -> None:
         (["1.250.000", "2.500.000"], "write 1250000"),
         (["12'500", "990 CHF"], "write 12500"),
         (["1,2", "1,2,3"], "write 1.2"),
+        (["\u22120.5", "1", "2"], "write -0.5"),
     ],
 )
 def test_marks_are_understood(cells: list[str], advice: str) -> None:

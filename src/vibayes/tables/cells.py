@@ -23,6 +23,7 @@ __all__ = [
     "learn_day_first",
     "looks_like_dates",
     "marked_numbers",
+    "mixed_numbers",
     "needs_text",
     "nested",
     "with_year_last",
@@ -101,24 +102,43 @@ def looks_like_dates(series: Any) -> bool:
 
 
 def marked_numbers(series: Any) -> str:
-    """What to do where most cells are numbers but for marks of thousands, money or per cent; else nothing.
+    """What to do where cells are numbers but for marks of thousands, money or per cent; else nothing.
 
     >>> import pandas
     >>> marked_numbers(pandas.Series(["$1,250", "$990"])), marked_numbers(pandas.Series(["A1", "B2"]))
     ("numbers with marks, such as '$1,250', are read as text: write 1250", '')
     """
     cells = series.dropna().astype("string").str.strip()
-    core = cells.str.replace(r"[\s%$€£¥]", "", regex=True)
+    core = cells.str.replace(r"[\s%$€£¥]", "", regex=True).str.replace("\u2212", "-")  # the sign of typesetters
     points = core.str.fullmatch(r"[+-]?([1-9]\d{0,2}([,'_]\d{3})+|\d+)(\.\d+)?").fillna(False).astype(bool)
     commas = core.str.fullmatch(r"[+-]?([1-9]\d{0,2}(\.\d{3})+|\d+)(,\d+)?").fillna(False).astype(bool)
     if (commas & ~points).any():  # such as 0,5 or 1.250,50
         marked, plain = commas, core.str.replace(".", "").str.replace(",", ".")
     else:
         marked, plain = points, core.str.replace(r"[,'_]", "", regex=True)
+    numbers = marked.mean()  # with marks or without
     marked &= plain != cells
-    if not len(cells) or marked.mean() < 0.5:
+    if not marked.any() or (marked.mean() < 0.5 and numbers < MOSTLY):
         return ""
     return f"numbers with marks, such as {cells[marked].iloc[0]!r}, are read as text: write {plain[marked].iloc[0]}"
+
+
+def mixed_numbers(series: Any) -> str:
+    """What to do where most cells are numbers, but too few for a column of numbers; else nothing.
+
+    >>> import pandas
+    >>> mixed_numbers(pandas.Series(["1.5", "2.5", "n/d"]))
+    "1 of 3 entries is no number, such as 'n/d': leave such cells empty if the others are numbers"
+    """
+    values, odd = as_numbers(series)
+    known = int(series.notna().sum())
+    if not len(odd) or np.isfinite(values).sum() < 0.5 * known:
+        return ""
+    verb, what = ("is", "number") if len(odd) == 1 else ("are", "numbers")
+    return (
+        f"{len(odd):,} of {count(known, 'entry', 'entries')} {verb} no {what}, such as {str(odd[0])!r}: leave such "
+        "cells empty if the others are numbers"
+    )
 
 
 def is_yes_no(series: Any) -> bool:

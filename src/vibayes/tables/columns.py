@@ -21,6 +21,7 @@ from vibayes.tables.cells import (
     learn_day_first,
     looks_like_dates,
     marked_numbers,
+    mixed_numbers,
     nested,
     with_year_last,
 )
@@ -261,18 +262,18 @@ def _learn_category(name: str, series: Any) -> Column:
     if len(values) == 1:
         return Column(name, "dropped", note=f"left out: every value is {str(values[0])!r}")
     if len(values) > FEW_LEVELS and len(values) > IDENTIFIER * len(text):
-        why = marked_numbers(series) or f"{len(values)} different texts in {len(text)} rows, so it names the rows"
-        return Column(name, "dropped", note=f"left out: {why}")
-    note = f"category of {len(values)} levels"
-    if hint := marked_numbers(series):
-        note += f"; {hint}"
+        why = f"{len(values)} different texts in {len(text)} rows, so it names the rows"
+        return Column(name, "dropped", note=f"left out: {marked_numbers(series) or mixed_numbers(series) or why}")
+    note, hint = f"category of {len(values)} levels", marked_numbers(series)
     if len(values) > MAX_LEVELS:
+        hint = hint or mixed_numbers(series)
         order = np.argsort(-counts, kind="stable")
         kept = sorted(str(value) for value in values[order[: MAX_LEVELS - 1]])
         levels = (*kept, OTHER)
         note += f", the {MAX_LEVELS - 1} most frequent ones kept and the others joined"
     else:
         levels = tuple(str(value) for value in values)
+    note += f"; {hint}" if hint else ""
     if NOTHING in levels:
         note += f"; {count(int(counts[list(values).index(NOTHING)]), 'missing value')} as a level of its own"
     features = (f"{name}={levels[1]}",) if len(levels) == 2 else tuple(f"{name}={level}" for level in levels)

@@ -61,17 +61,18 @@ def test_compare_json(compared: tuple[Path, Any], tmp_path: Path) -> None:
     assert json.loads(result.stdout)["sensitivity"].keys() == {"a", "kind"}
 
 
-def test_names_with_brackets_and_spaces_are_shown_as_they_are(tmp_path: Path) -> None:
-    table = frame().rename(columns={"y": "price [/m2]"}).assign(id=range(60))
+def test_names_with_brackets_spaces_and_commas_are_taken_as_they_are(tmp_path: Path) -> None:
+    table = frame().rename(columns={"y": "price [/m2]"}).assign(id=range(60), **{"size, m2": range(60)})
     table["price [/m2]"] = (table["price [/m2]"] > 0).astype(int)
     table.to_csv(tmp_path / "my [bold] table.csv", index=False)
-    options = ("--task", "classification", "--ignore", "id", "--out", tmp_path / "out [m]")
+    ignored = ("--ignore", "id,kind", "--ignore", "size, m2")
+    options = ("--task", "classification", *ignored, "--out", tmp_path / "out [m]")
     result = run("compare", tmp_path / "my [bold] table.csv", "--target", "price [/m2]", *options, *FEW)
     assert result.exit_code == 0, result.output
     (again,) = (line for line in result.stdout.splitlines() if line.startswith("Use all rows:"))
     assert shlex.split(again.removeprefix("Use all rows:")) == [
         "vibayes", "fit", str(tmp_path / "my [bold] table.csv"), "--target", "price [/m2]", "--task", "classification",
-        "--ignore", "id", "--model", "gp",
+        "--ignore", "id", "--ignore", "kind", "--ignore", "size, m2", "--model", "gp",
     ]  # fmt: skip
     (predict,) = (line for line in result.stdout.splitlines() if line.startswith("Predict new rows:"))
     assert shlex.split(predict)[5] == str(tmp_path / "out [m]" / "model")

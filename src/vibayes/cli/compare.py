@@ -1,6 +1,7 @@
 """`vibayes compare`: from a table to a ranking of models."""
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +56,7 @@ def compare(
     Example: vibayes compare houses.csv --target price
     """
     code = run_compare(
-        table, target, budget=budget, seeds=seeds, models=words(models), task=task, ignore=words(ignore), test=test,
+        table, target, budget=budget, seeds=seeds, models=words(models), task=task, ignore=ignore, test=test,
         seed=seed, device=device, steps=steps, out=out, json=json, quiet=quiet,
     )  # fmt: skip
     if code:
@@ -88,7 +89,9 @@ def run_compare(
 
     errors = Console(stderr=True, emoji=False)
     folder = writable_folder(out)
-    data = prepare(read_table(path), target, task=task, ignore=ignore or (), test=test, seed=seed)
+    read = read_table(path)
+    ignored = words(ignore, read.frame.columns) or []
+    data = prepare(read, target, task=task, ignore=ignored, test=test, seed=seed)
     if not quiet:
         say_table(errors, data)
     with LiveDisplay(errors, quiet=quiet) as display:
@@ -99,19 +102,19 @@ def run_compare(
     else:
         again = ["vibayes", "fit", str(path), *(part for name in target for part in ("--target", name))]
         again += ["--task", task] if task else []
-        again += ["--ignore", ",".join(ignore)] if ignore else []
+        again += [part for name in ignored for part in ("--ignore", name)]
         show_comparison(Console(emoji=False), found, files, [*again, "--model", found.winner.family])
     if found.interrupted and not quiet:
         errors.print("interrupted: these are the results so far", style="bold red", highlight=False)
     return 130 if found.interrupted else 0
 
 
-def words(given: str | list[str] | None) -> list[str] | None:
-    """Names with commas between them, from one option or several."""
+def words(given: str | list[str] | None, whole: Collection[str] = ()) -> list[str] | None:
+    """Names with commas between them, from one option or several; an option that is one of `whole` is one name."""
     if given is None:
         return None
     parts = [given] if isinstance(given, str) else given
-    return [word.strip() for part in parts for word in part.split(",") if word.strip()]
+    return [word.strip() for part in parts for word in ([part] if part in whole else part.split(",")) if word.strip()]
 
 
 def say_table(console: Console, data: Any) -> None:

@@ -48,7 +48,9 @@ def fit(
 
     errors = Console(stderr=True, emoji=False)
     folder = writable_folder(out)
-    data = prepare(read_table(table), target, task=task, ignore=words(ignore) or (), test=test, seed=seed)
+    read = read_table(table)
+    ignored = words(ignore, read.frame.columns) or ()
+    data = prepare(read, target, task=task, ignore=ignored, test=test, seed=seed)
     if not quiet:
         say_table(errors, data)
     problem = data.problem(data.train, budget)

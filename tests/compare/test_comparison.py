@@ -96,6 +96,13 @@ def test_targets_that_cannot_be_used_are_said() -> None:
     frame.loc[7, "y"] = np.inf
     notes = prepare(table(frame), ["y"]).notes
     assert any("2 rows without a target (1 entry not a finite number, such as 'inf')" in note for note in notes)
+    assert not any("None" in note for note in notes)
+    classes = class_frame(60, 3)
+    classes.loc[:9, "label"] = None
+    notes = prepare(table(classes), ["label"]).notes
+    assert any(
+        "10 rows without a target" in note and "say None, NA or unknown count as empty" in note for note in notes
+    )
 
 
 def test_the_encoder_sees_training_rows_only() -> None:

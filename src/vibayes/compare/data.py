@@ -15,7 +15,7 @@ from vibayes.errors import ConfigurationError, DataError
 from vibayes.tables import Encoder, Table, Target
 from vibayes.tables.cells import count
 from vibayes.tables.reading import did_you_mean
-from vibayes.tables.targets import learn_target
+from vibayes.tables.targets import COUNT_AS_EMPTY, learn_target
 
 __all__ = ["MAX_TEST_ROWS", "Data", "prepare"]
 
@@ -100,7 +100,7 @@ def prepare(
     if not known.all():
         notes.append(
             f"{count((~known).sum(), 'row')} without a target{target.odd(frame)} cannot train or test, but predictions "
-            "are made."
+            f"are made.{COUNT_AS_EMPTY if target.task == 'classification' else ''}"
         )
     rows = np.flatnonzero(known)
     if len(rows) < MIN_ROWS:

@@ -29,6 +29,8 @@ KINDS = ("regression", "binary", "classes")
 MAX_CLASSES = 100
 # Numbers with at most this many different values are taken for classes; 0 and 1, say.
 FEW_NUMBERS = 2
+# Said where classes have missing values.
+COUNT_AS_EMPTY = " Cells that say None, NA or unknown count as empty; if one names a class, write it otherwise."
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,8 @@ def _classes(frame: Any, names: Sequence[str]) -> Target:
     values, counts = np.unique(text[text != NOTHING], return_counts=True)
     if len(values) < 2:
         only = repr(str(values[0])) if len(values) else "nothing"
-        raise DataError(f"The target {name!r} has one class only, {only}; there is nothing to tell apart.")
+        hint = COUNT_AS_EMPTY if NOTHING in text else ""
+        raise DataError(f"The target {name!r} has one class only, {only}; there is nothing to tell apart.{hint}")
     many = len(values) > MAX_CLASSES or (len(values) > 2 and len(values) > 0.5 * counts.sum())
     if many and (hint := marked_numbers(frame[name])):
         raise DataError(f"The target {name!r} cannot be used: {hint}.")

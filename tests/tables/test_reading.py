@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import lzma
 from pathlib import Path
 
 import pandas as pd
@@ -252,6 +253,18 @@ def test_missing_cells(tmp_path: Path) -> None:
 def test_files_that_are_no_tables(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_table(written(tmp_path, content))
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zip", "tar", "zst"])
+def test_damaged_compressed_files(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(DataError, match=rf"t.csv.{suffix} cannot be read as text"):
+        read_table(written(tmp_path, "a,b\n1,2\n", f"t.csv.{suffix}"))
+    if suffix in ("gz", "xz"):
+        content = bytearray({"gz": gzip, "xz": lzma}[suffix].compress(b"a,b\n" + b"1,2\n3,4\n5,7\n" * 99))
+        content[len(content) // 2] ^= 255
+        (tmp_path / f"t.csv.{suffix}").write_bytes(content)
+        with pytest.raises(DataError, match="cannot be read as"):
+            read_table(tmp_path / f"t.csv.{suffix}")
 
 
 def test_no_file_folder_and_bad_parquet(tmp_path: Path) -> None:

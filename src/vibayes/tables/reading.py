@@ -132,7 +132,7 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
     encoding, notes = ("utf-8-sig", []) if compressed else _encoding(path)
     try:
         lines, above = _first_lines(path, encoding)
-    except (OSError, EOFError, UnicodeError, ValueError) as error:
+    except Exception as error:  # every kind of compression has its own
         raise DataError(f"{path} cannot be read as text ({_first_line(error)}).") from error
     if not lines:
         raise DataError(f"{path} is empty: it has only blank lines.")

@@ -18,6 +18,7 @@ __all__ = ["Sensitivity", "least_sure", "sensitivity"]
 
 _ROWS = 400
 _SHUFFLES = 3
+_MOST_SHUFFLES = 12  # where rows are few
 # Rows that are predicted for all columns together: of tables with many columns, fewer for each of them.
 _PREDICTED = 40_000
 _LEAST_ROWS = 100
@@ -49,14 +50,15 @@ def sensitivity(model: TrainableModel, encoder: Encoder, x: torch.Tensor, seed: 
     Args:
         model: a trained model.
         encoder: which numbers belong to which column.
-        x: encoded rows; 400 of them are used three times for every column, fewer where columns are many.
+        x: encoded rows; 400 of them are used three times for every column, fewer where columns are many, and more often
+            where rows are few.
         seed: which rows, and how they are shuffled.
     """
     random = np.random.RandomState(seed)
     slices = encoder.slices()
     most = max(_PREDICTED // len(slices), _LEAST_ROWS)
-    size = min(_ROWS, most)
-    shuffles = min(_SHUFFLES, most // size)
+    size = min(_ROWS, most, len(x))
+    shuffles = min(_SHUFFLES * _ROWS // size, _MOST_SHUFFLES, most // size)
     rows = x[torch.as_tensor(np.sort(random.permutation(len(x))[:size]))]
     function = _function(model)
     original = function(rows)

@@ -400,11 +400,15 @@ def test_classification(n_classes: int, tmp_path: Path) -> None:
 def test_several_targets(tmp_path: Path) -> None:
     frame = regression_frame(60).dropna()
     frame["z"] = 3 * frame["a"] + frame["b"]
-    data = prepare(table(frame.reset_index(drop=True)), ["y", "z"])
+    long = "a target's name that is much too long for an axis"
+    data = prepare(table(frame.rename(columns={"y": long}).reset_index(drop=True)), [long, "z"])
     assert "z" not in data.encoder.features
     files = write(compare(data, seeds=1, steps=15, families=["gp"]), tmp_path)
-    assert {"y mean", "z mean", "z lower 95%"} <= set(pd.read_csv(files["predictions"]).columns)
-    assert "predicted z" in files["report"].read_text()
+    assert {f"{long} mean", "z mean", "z lower 95%"} <= set(pd.read_csv(files["predictions"]).columns)
+    page = files["report"].read_text()
+    assert "predicted z" in page
+    assert f">predicted {long[:20]}".replace("'", "&#x27;") in page
+    assert f"variance of {long}".replace("'", "&#x27;") not in page
 
 
 def test_a_family_that_fails_is_reported(regression: Data, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 
 from vibayes._page import BLUE, GRID, INK, LABELLED, ORANGE, Frame
 
-__all__ = ["against_truth", "bars", "curves", "ranking", "uncertainty"]
+__all__ = ["against_truth", "bars", "curves", "ranking", "short", "uncertainty"]
 
 F64 = NDArray[np.float64]
 _POINTS = 300
+
+
+def short(name: str, most: int = 36) -> str:
+    """A name of a column for a label, which must not run out of its plot."""
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _limits(values: Sequence[float] | F64, margin: float = 0.05) -> tuple[float, float]:
@@ -85,7 +90,7 @@ def curves(title: str, lines: Sequence[tuple[Sequence[float], Sequence[float]]],
 
 def against_truth(truth: F64, mean: F64, lower: F64, upper: F64, name: str) -> str:
     """Predictions of held-out rows with their intervals against the true values; misses in orange."""
-    chosen = _some(len(truth))
+    chosen, name = _some(len(truth)), short(name)
     truth, mean, lower, upper = truth[chosen], mean[chosen], lower[chosen], upper[chosen]
     limits = _limits(np.concatenate([truth, mean]))
     if max(map(abs, limits)) > 1e4 * (limits[1] - limits[0]):  # numbers on axes would be long and differ little
@@ -144,7 +149,7 @@ def uncertainty(epistemic: F64, aleatoric: F64, unit: str) -> str:
 
 def bars(rows: Sequence[tuple[str, float]], unit: str) -> str:
     """Horizontal bars with their names."""
-    shown = [(name if len(name) <= 26 else name[:25] + "…", value) for name, value in rows]
+    shown = [(short(name, 26), value) for name, value in rows]
     left = 14.0 + 6.1 * max(len(name) for name, _ in shown)
     high = max(max(value for _, value in shown), 1e-9)
     frame = _frame(560, 60.0 + 22.0 * len(shown), (0.0, 1.05 * high), (0.0, float(len(shown))), left)

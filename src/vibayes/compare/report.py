@@ -171,7 +171,7 @@ def _predictions(comparison: Comparison, predicted: Predicted) -> str:
         error = np.sqrt(shares * (1 - shares) / (len(test) * len(data.target.names)))
         points = shares.tolist(), got.tolist(), error.tolist()
         curve = calibration(*points, "share that an interval promises", "share of true values in it")
-        unit = f"variance of {data.target.names[0]}"
+        unit = f"variance of {plots.short(data.target.names[0])}"
     else:
         first = f"<figure>{_confusion(comparison, predicted)}</figure>"
         found = metrics.calibration_curve(prediction, y, bins=10)

@@ -681,35 +681,6 @@ def test_a_model_that_could_not_be_built_keeps_no_layers() -> None:
     vb.Model(network.double(), vb.Gaussian(0.1))
 
 
-def test_describe_names_layers_values_and_sizes() -> None:
-    hidden = vb.GP(2, kernel=vb.SquaredExponential(2, ard=True), mean=vb.IdentityMean(), noise=0.01)
-    last = vb.GP(1, kernel=vb.Matern52(2, lengthscale=0.3), mean=vb.ConstantMean(1.5))
-    last.kernel.variance.fix(2.0)
-    model = vb.Model(nn.Sequential(hidden, last), vb.Gaussian(0.25), inducing=torch.randn(7, 2), standardize="both")
-    text = model.describe()
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert f"2 Bayesian layers, {trained:,} parameters to train, float64" in text
-    assert "7 inducing inputs of shape [2]" in text
-    assert "0: GP 2 -> 2, posterior GlobalInducing(precision='diagonal'), " in text
-    assert "  mean: IdentityMean\n" in text
-    assert "kernel: Matern52, lengthscale 0.3; variance 2 (fixed)" in text
-    assert "mean: ConstantMean, value 1.5" in text
-    assert "noise: variance 0.01" in text
-    assert "likelihood: Gaussian, noise 0.25" in text
-    assert text.endswith("standardises inputs and targets")
-
-
-def test_describe_names_priors_and_options_of_posteriors() -> None:
-    layers = [vb.Linear(2, 4), nn.ReLU(), vb.Linear(4, 1, prior=vb.ScalePrior(), posterior=vb.LocalInducing(6))]
-    text = vb.Model(nn.Sequential(*layers), vb.Gaussian(), inducing=torch.randn(5, 2)).describe()
-    assert "  prior: NealPrior\n" in text
-    assert "  prior: ScalePrior, alpha 100; beta 100\n" in text
-    assert "posterior LocalInducing(6, form='pseudo', precision='diagonal')" in text
-    natural = vb.GP(2, kernel=vb.SquaredExponential(1), posterior=vb.GlobalInducing("natural"))
-    model = vb.Model(natural, vb.Gaussian(), inducing=torch.randn(5, 1))
-    assert "posterior GlobalInducing(precision='natural'), 62 parameters" in model.describe()  # 2 (25 + 5) and a kernel
-
-
 def test_predictions_hold_few_inducing_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go through with every batch and every draw, and bound both; they are sent no oftener than needed."""
     monkeypatch.setattr("vibayes.passes._ROWS_PER_PASS", 100)

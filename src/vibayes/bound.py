@@ -75,7 +75,7 @@ class Elbo:
         stderr = per_draw.std() / draws**0.5 if draws > 1 else torch.full_like(per_draw[0], torch.nan)
         return cls(
             log_likelihood=bound.log_likelihood.mean(),
-            kl=-bound.log_ratio.mean(),
+            kl=0.0 - bound.log_ratio.mean(),  # not -0.0
             n_data=n_data,
             stderr=torch.zeros_like(stderr) if exact else stderr,
             kl_weight=kl_weight,

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from vibayes.kernels.base import Kernel
+from vibayes.kernels.combinations import ActiveDimensions
 from vibayes.kernels.white import White
 from vibayes.layers.base import Layer
 from vibayes.means import ZeroMean
@@ -11,9 +13,11 @@ from vibayes.parameters import Hyperparameter, hyperparameters
 from vibayes.posteriors.natural import NaturalSites
 
 if TYPE_CHECKING:
+    from vibayes.conjugate.base import ConjugateModel
     from vibayes.model import Model
+    from vibayes.trainable import TrainableModel
 
-__all__ = ["describe_layer", "describe_model", "describe_values"]
+__all__ = ["describe_closed_form", "describe_layer", "describe_model", "describe_part", "describe_values"]
 
 
 def _numbers(value: Tensor) -> str:
@@ -29,8 +33,8 @@ def _trained(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad) + sum(natural)
 
 
-def describe_values(module: nn.Module) -> list[str]:
-    """A line for every hyperparameter inside a module.
+def describe_values(module: nn.Module, but: tuple[str, ...] = ()) -> list[str]:
+    """A line for every hyperparameter inside a module, but for those whose names begin as in `but`.
 
     >>> from vibayes.kernels import SquaredExponential
     >>> describe_values(SquaredExponential(2, lengthscale=0.5))
@@ -39,7 +43,30 @@ def describe_values(module: nn.Module) -> list[str]:
     return [
         f"{name} {_numbers(parameter.value)}{'' if parameter.raw.requires_grad else ' (fixed)'}".strip()
         for name, parameter in hyperparameters(module)
+        if not name.startswith(but)
     ]
+
+
+def describe_part(module: nn.Module) -> str:
+    """A kernel, mean, prior or network in one line: its kind, its hyperparameters, and the kernels it is made of.
+
+    >>> from vibayes.kernels import LinearKernel, SquaredExponential
+    >>> describe_part(SquaredExponential(2) + LinearKernel(2))
+    'Sum of (SquaredExponential, lengthscale 1; variance 1) and (LinearKernel, variance 1)'
+    """
+    if isinstance(module, Hyperparameter):
+        return "; ".join(describe_values(module))
+    inner: dict[str, Kernel] = {}
+    for path, part in module.named_modules():
+        if path and isinstance(part, Kernel) and not path.startswith(tuple(f"{other}." for other in inner)):
+            inner[path] = part
+    values = describe_values(module, tuple(f"{path}." for path in inner))
+    kind = type(module).__name__
+    if isinstance(module, ActiveDimensions):
+        kind += f" {list(module.dimensions)}"
+    text = ", ".join([kind, "; ".join(values)] if values else [kind])
+    parts = " and ".join(f"({describe_part(part)})" for part in inner.values())
+    return f"{text}{',' if values else ''} of {parts}" if parts else text
 
 
 def describe_layer(layer: Layer) -> list[str]:
@@ -52,31 +79,46 @@ def describe_layer(layer: Layer) -> list[str]:
         f"{trained:,} parameters to train"
     ]
     for name, child in layer.named_children():
-        if child is layer.posterior or isinstance(child, ZeroMean):
-            continue
-        kind = [] if isinstance(child, Hyperparameter | White) else [type(child).__name__]
-        values = "; ".join(describe_values(child))
-        title = "noise" if isinstance(child, White) else name
-        lines.append(f"  {title}: {', '.join([*kind, values] if values else kind)}")
+        if isinstance(child, White):
+            lines.append(f"  noise: {'; '.join(describe_values(child))}")
+        elif child is not layer.posterior and not isinstance(child, ZeroMean):
+            lines.append(f"  {name}: {describe_part(child)}")
     return lines
 
 
 def describe_model(model: "Model") -> str:
     """The text of `Model.describe`."""
     layers = model.layers
-    trained = _trained(model)
-    lines = [
-        f"Model with {len(layers)} Bayesian layer{'s' if len(layers) > 1 else ''}, {trained:,} parameters to train, "
-        f"{str(model.dtype).removeprefix('torch.')}"
-    ]
+    lines = [_heading(model, f"Model with {len(layers)} Bayesian layer{'s' if len(layers) > 1 else ''}")]
     if model.inducing is not None:
         lines.append(f"{len(model.inducing)} inducing inputs of shape {list(model.inducing.shape[1:])}")
     for name, layer in layers.items():
         first, *rest = describe_layer(layer)
         lines += [f"{name}: {first}", *rest]
-    values = "; ".join(describe_values(model.likelihood))
-    lines.append(f"likelihood: {type(model.likelihood).__name__}{', ' + values if values else ''}")
+    return "\n".join([*lines, *_ending(model)])
+
+
+def describe_closed_form(model: "ConjugateModel") -> str:
+    """The text of `describe` of models whose inference is closed-form."""
+    lines = [_heading(model, type(model).__name__)]
+    for name, parameter in model.named_parameters(recurse=False):
+        if name == "inducing":
+            lines.append(f"{len(parameter)} inducing inputs of shape {list(parameter.shape[1:])}")
+    for name, child in model.named_children():
+        if child not in (model.likelihood, model.units, model.observations) and not isinstance(child, ZeroMean):
+            lines.append(f"{name.replace('_', ' ')}: {describe_part(child)}")
+    seen = len(model.observations.x)
+    return "\n".join([*lines, *_ending(model), *([f"has seen {seen:,} rows"] if seen else [])])
+
+
+def _heading(model: "TrainableModel", what: str) -> str:
+    return f"{what}, {_trained(model):,} parameters to train, {str(model.dtype).removeprefix('torch.')}"
+
+
+def _ending(model: "TrainableModel") -> list[str]:
+    """Lines about the likelihood and the units."""
+    lines = [f"likelihood: {describe_part(model.likelihood)}"]
     if model.units.standardize is not None:
         what = {"inputs": "inputs", "targets": "targets", "both": "inputs and targets"}[model.units.standardize]
         lines.append(f"standardises {what}")
-    return "\n".join(lines)
+    return lines

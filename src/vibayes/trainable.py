@@ -111,6 +111,10 @@ class TrainableModel(nn.Module, ABC):
         return not self.draws_differ
 
     @abstractmethod
+    def describe(self) -> str:
+        """What the model is made of, with its hyperparameters and sizes, as text."""
+
+    @abstractmethod
     def forward(
         self,
         x: Tensor,

@@ -2,7 +2,7 @@
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
@@ -24,7 +24,7 @@ def describe(
     from vibayes.compare import TableModel
 
     loaded = TableModel.load(model)
-    words = _words(loaded.model)
+    words = loaded.model.describe()
     if json:
         content = {
             "about": loaded.about,
@@ -59,13 +59,3 @@ def describe(
     for name, note in loaded.encoder.summary():
         grid.add_row(escape(name), escape(note))
     console.print(grid)
-
-
-def _words(model: Any) -> str:
-    """The model in words."""
-    from vibayes.describe import describe_values
-
-    if hasattr(model, "describe"):
-        return str(model.describe())
-    values = "\n".join(f"  {value}" for value in describe_values(model))
-    return f"{type(model).__name__}, {str(model.dtype).removeprefix('torch.')}\n{values}"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vibayes import linalg
 from vibayes.bound import Bound
 from vibayes.data import as_tensor, check_count
+from vibayes.describe import describe_closed_form
 from vibayes.errors import ConfigurationError, DataError, NotFittedError, NotPositiveDefiniteError, ShapeError
 from vibayes.likelihoods import Gaussian, Likelihood
 from vibayes.modes import evaluating, keeping_averages
@@ -197,6 +198,17 @@ class ConjugateModel(TrainableModel):
             self._infer(batch)
         self.target_axes.fill_(2 if as_tensor(y, "y").ndim == 2 else 1)
         self.observations.store(batch)
+
+    def describe(self) -> str:
+        """The kernel or features with their hyperparameters, the likelihood, and sizes, as text.
+
+        >>> import vibayes as vb
+        >>> print(vb.ExactGP(vb.SquaredExponential(2) + vb.LinearKernel(2), vb.Gaussian(0.1)).describe())
+        ExactGP, 4 parameters to train, float32
+        kernel: Sum of (SquaredExponential, lengthscale 1; variance 1) and (LinearKernel, variance 1)
+        likelihood: Gaussian, noise 0.1
+        """
+        return describe_closed_form(self)
 
     def _observed(self) -> Batch:
         """The stored data, or an error when there are none."""

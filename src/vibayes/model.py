@@ -15,20 +15,13 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.inspection import LayerFunction, layer_functions
 from vibayes.layers.base import Layer
 from vibayes.likelihoods import Likelihood
-from vibayes.modes import evaluating, keeping_averages, uses_batch_statistics
+from vibayes.modes import evaluating, uses_batch_statistics
 from vibayes.passes import joint_draws, rows_at_once
 from vibayes.posteriors.natural import NaturalSites, natural_targets
 from vibayes.prediction import Prediction
+from vibayes.predictive import predict, sample_functions
 from vibayes.rotations import check_rotations
-from vibayes.starts import (
-    catching_rows,
-    check_outputs,
-    checking_features,
-    inducing_rows,
-    latent_targets,
-    nearest_rows,
-    some_rows,
-)
+from vibayes.starts import inducing_rows, start
 from vibayes.survey import Survey, ends, guess, survey, surveying
 from vibayes.trainable import Batch, TrainableModel
 
@@ -317,27 +310,7 @@ class Model(TrainableModel):
 
     @torch.no_grad()
     def _start(self, batch: Batch) -> None:
-        first, _ = ends(self.network)
-        if self.inducing is not None:
-            self.inducing.copy_(self.units.inputs(self._given_inducing.to(self.inducing.device)))
-        if isinstance(first, Layer):
-            first.posterior.to_units(self.units, first)
-        x = some_rows(batch.x, self.layers.values())
-        draw = Draw(
-            n_inducing=self.n_inducing,
-            jitter=self.jitter,
-            zero=self.jitter.new_zeros(()),
-            initializing=True,
-        )
-        entry, last = next(iter(self.layers.values())), self.output_layer
-        with keeping_averages(self.network), checking_features(entry, first, x), catching_rows(last) as caught:
-            mean, _, _ = self._pass(x, draw)
-        self._width = mean.shape[1]
-        check_outputs(self._width, batch.y, self.likelihood)
-        if self.inducing is not None and last is not None:
-            nearest = nearest_rows(self.inducing, batch.x)
-            offset = last.offset(caught[0][: len(nearest)]).expand(len(nearest), self._width)
-            last.posterior.initialize_targets(latent_targets(batch.y[nearest], self.likelihood.kind, offset))
+        start(self, batch)
 
     # -- predictions --------------------------------------------------------------------------------------------
 
@@ -353,38 +326,8 @@ class Model(TrainableModel):
             batch_size: how many rows go through the network at once; chosen to bound memory when None.
             joint: draw rows jointly, so that `Prediction.covariance` exists. All rows then go through at once.
         """
-        check_count(n_samples, "n_samples")
-        if batch_size is not None:
-            check_count(batch_size, "batch_size")
-        if joint and self.likelihood.kind != "regression":
-            raise ConfigurationError(
-                f"joint=True gives the covariance of real targets; {type(self.likelihood).__name__} has none. "
-                "Use sample_functions for joint draws."
-            )
-        rows = self.prepare_inputs(x)
         with evaluating(self.network):
-            draws, layers = 1 if self.exact else n_samples, self.layers.values()
-            if joint:
-                size, at_once = len(rows), joint_draws(rows, self.n_inducing, layers)
-            else:
-                size, at_once = rows_at_once(rows, batch_size, draws, self.n_inducing, layers)
-            parts = [self._predict_rows(part, n_samples, joint, at_once) for part in torch.split(rows, size)]
-        return parts[0] if len(parts) == 1 else Prediction.concatenate(parts)
-
-    def _predict_rows(self, rows: Tensor, n_samples: int, joint: bool, at_once: int | None) -> Prediction:
-        def moments(draw: Draw) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-            mean, variance, covariance = self._pass(rows, draw)
-            found = {"mean": mean, "variance": variance, "covariance": covariance}
-            return {name: t for name, t in found.items() if t is not None}, draw.failures
-
-        got, failures = self._draws(moments, n_samples, joint=joint, at_once=at_once)
-        self._check_factorizations(failures)
-        mean, variance = got["mean"], got.get("variance")  # [S, N, F]
-        covariance = None
-        if joint:
-            covariance = _mixture_covariance(mean, got.get("covariance"))
-            covariance = covariance[: self.likelihood.n_targets(mean.shape[2])]  # means come before log variances
-        return self._prediction(self.likelihood.predictive(mean, variance), covariance)
+            return predict(self, x, n_samples, batch_size, joint)
 
     def _check_factorizations(self, failures: Mapping[str, Tensor]) -> None:
         for site, info in failures.items():
@@ -414,20 +357,8 @@ class Model(TrainableModel):
             `[n, N]` or `[n, N, F]` function values (without observation noise), in user units for regression,
             on the latent scale (logits, log rates) otherwise.
         """
-        check_count(n, "n")
-        rows = self.prepare_inputs(x)
-
-        def function(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
-            return self._pass(rows, draw)[0], draw.failures
-
-        drawn: Tensor
         with evaluating(self.network):
-            at_once = joint_draws(rows, self.n_inducing, self.layers.values())
-            drawn, failures = self._draws(function, n, joint=True, marginal=False, at_once=at_once)
-        self._check_factorizations(failures)
-        if self.likelihood.kind == "regression":  # the functions of targets; those of their noise come after
-            drawn = self.units.outputs(drawn[..., : self.likelihood.n_targets(drawn.shape[-1])])
-        return drawn[..., 0] if self._squeezes(drawn.shape[-1]) else drawn
+            return sample_functions(self, x, n)
 
     def layer_functions(
         self, x: Any, n: int = 100, *, grids: Mapping[str, Any] | None = None
@@ -459,10 +390,3 @@ class Model(TrainableModel):
         """
         with evaluating(self.network):
             return layer_functions(self, x, n, grids)
-
-
-def _mixture_covariance(means: Tensor, covariances: Tensor | None) -> Tensor:
-    """Covariance `[F, N, N]` of a mixture over draws: that of the means plus the mean of those within."""
-    centred = means - means.mean(0)  # [S, N, F]
-    between = torch.einsum("snf,smf->fnm", centred, centred) / len(means)
-    return between if covariances is None else between + covariances.mean(0)

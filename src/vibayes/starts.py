@@ -3,18 +3,25 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vibayes.data import as_rows
+from vibayes.draw import Draw
 from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.kernels.deep import check_features
 from vibayes.layers.base import Layer, rows_given
 from vibayes.layers.batch_norm import BatchNorm
 from vibayes.likelihoods import Likelihood
+from vibayes.modes import keeping_averages
+from vibayes.survey import ends
+
+if TYPE_CHECKING:
+    from vibayes.model import Model
+    from vibayes.trainable import Batch
 
 __all__ = [
     "catching_rows",
@@ -24,11 +31,32 @@ __all__ = [
     "latent_targets",
     "nearest_rows",
     "some_rows",
+    "start",
 ]
 
 # How many training rows data-dependent starts look at, and how many numbers of images that only show their shapes.
 _START_ROWS = 20_000
 _START_NUMBERS = 1_000_000
+
+
+def start(model: "Model", batch: "Batch") -> None:
+    """Set all starting values of a model that look at data: those of inducing inputs, layers and last targets."""
+    first, _ = ends(model.network)
+    if model.inducing is not None:
+        model.inducing.copy_(model.units.inputs(model._given_inducing.to(model.inducing.device)))
+    if isinstance(first, Layer):
+        first.posterior.to_units(model.units, first)
+    x = some_rows(batch.x, model.layers.values())
+    draw = Draw(n_inducing=model.n_inducing, jitter=model.jitter, zero=model.jitter.new_zeros(()), initializing=True)
+    entry, last = next(iter(model.layers.values())), model.output_layer
+    with keeping_averages(model.network), checking_features(entry, first, x), catching_rows(last) as caught:
+        mean, _, _ = model._pass(x, draw)
+    model._width = mean.shape[1]
+    check_outputs(model._width, batch.y, model.likelihood)
+    if model.inducing is not None and last is not None:
+        nearest = nearest_rows(model.inducing, batch.x)
+        offset = last.offset(caught[0][: len(nearest)]).expand(len(nearest), model._width)
+        last.posterior.initialize_targets(latent_targets(batch.y[nearest], model.likelihood.kind, offset))
 
 
 def some_rows(x: Tensor, layers: Iterable[Layer]) -> Tensor:

@@ -133,6 +133,21 @@ def test_kernels_of_distances_and_inner_products_are_taken(family: str, kernel: 
     assert model.sample_functions(x, 2).shape == (2, 14)
 
 
+@pytest.mark.parametrize("columns", [2, 7])  # fewer than there are imagined features, and more
+def test_all_columns_of_imagined_features_are_all_of_them(columns: int) -> None:
+    """An inverse Wishart layer gives other widths than it declares; a kernel of all its columns sees every one."""
+    x, y = data()
+
+    def bound(kernel: vb.Kernel) -> Tensor:
+        torch.manual_seed(0)
+        network = nn.Sequential(FAMILIES["inverse"](2, columns), vb.GP(1, kernel=kernel))
+        return vb.Model(network, vb.Gaussian(0.1), inducing=x[:4]).elbo(x, y, n_samples=2).value
+
+    one = vb.SquaredExponential(columns)
+    some = vb.ActiveDimensions(vb.SquaredExponential(columns), list(range(columns))[::-1], in_features=columns)
+    torch.testing.assert_close(bound(some), bound(one))
+
+
 def test_an_identity_mean_between_other_widths_is_refused() -> None:
     with pytest.raises(vb.ConfigurationError, match="LinearMean"):
         vb.GP(3, kernel=vb.SquaredExponential(2), mean=vb.IdentityMean())

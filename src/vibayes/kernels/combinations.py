@@ -169,6 +169,8 @@ class ActiveDimensions(Kernel):
         return self.kernel._diag(self._chosen(x))
 
     def _chosen(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
+        if rows.shape[-1] != self.in_features:  # imagined features, however many there are: all of them are chosen
+            return rows
         return rows.index_select(-1, self._columns)
 
     def extra_repr(self) -> str:

@@ -534,3 +534,13 @@ def test_lazy_batch_normalisation_keeps_its_first_averages_in_a_survey(inducing:
     assert torch.equal(network[1].running_mean, torch.zeros(4))
     vb.fit(model, (torch.randn(9, 3), torch.randn(9)), steps=2, progress=False)
     assert not torch.equal(network[1].running_mean, torch.zeros(4))
+
+
+def test_weights_that_lazy_modules_draw_for_themselves_are_no_noise() -> None:
+    gp = vb.GP(1, kernel=vb.SquaredExponential(4), posterior=vb.LocalInducing(5))
+    model = vb.Model(nn.Sequential(nn.LazyLinear(4), nn.Tanh(), gp), vb.Gaussian(0.1))
+    x = torch.randn(9, 3)
+    model.initialize(x, x[:, 0])
+    assert model.exact
+    assert model.eval().exact
+    assert model.predict(x).n_draws == 1

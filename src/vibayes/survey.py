@@ -93,7 +93,7 @@ def likely_rows(network: nn.Module) -> list[Tensor]:
 
 def guess(network: nn.Module, layers: Mapping[str, Layer]) -> Survey | None:
     """What a network does with the first of likely rows that it can be run with, which need not be what it gets."""
-    if any(isinstance(m, LazyModuleMixin) and m.has_uninitialized_params() for m in network.modules()):
+    if _waits_for_sizes(network):
         # on a copy, as its sizes are those of the first rows that it sees; torch cannot copy buffers without a size
         fresh: Any = UninitializedBuffer
         waiting = (b for b in network.buffers() if isinstance(b, UninitializedBuffer))
@@ -120,6 +120,8 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
     rows = rows.detach()[[0, -1]].to(like.device, like.dtype if like.is_floating_point() else rows.dtype, copy=True)
     with surveying, torch.random.fork_rng(devices=[rows.device] if rows.is_cuda else []):
         with evaluating(network):
+            if _waits_for_sizes(network):  # lazy modules draw their weights in their first pass, and never again
+                _one_pass(network, layers, rows)
             calm = _one_pass(network, layers, rows)
         if calm is None:
             return None
@@ -143,6 +145,11 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
         noisy_averages=now.noisy_averages,
         recurrent=calm.recurrent or now.recurrent,
     )
+
+
+def _waits_for_sizes(network: nn.Module) -> bool:
+    """Whether it has lazy modules that have not seen rows."""
+    return any(isinstance(m, LazyModuleMixin) and m.has_uninitialized_params() for m in network.modules())
 
 
 @torch.no_grad()

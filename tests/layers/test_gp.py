@@ -357,3 +357,39 @@ def test_variances_never_fall_below_zero(dtype: torch.dtype) -> None:
     model.elbo(x, x[:, 0]).value.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
     assert torch.isfinite(model.sample_functions(x, 5)).all()
+
+
+class Pieces(nn.Module):
+    """Each number of a row through one process, and their sum."""
+
+    def __init__(self, layer: vb.layers.Layer) -> None:
+        super().__init__()
+        self.each = layer
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.each(rows.reshape(-1, 1)).reshape(len(rows), -1)
+        return values.sum(1, keepdim=True)
+
+
+def test_pieces_of_one_row_are_not_drawn_as_rows_of_their_own() -> None:
+    """Where rows are independent given the inducing ones, the sum would have the variance of independent pieces."""
+
+    def process(posterior: vb.posteriors.Posterior) -> vb.GP:
+        return vb.GP(1, kernel=vb.SquaredExponential(1), posterior=posterior)
+
+    for layer in (process(vb.GlobalInducing()), vb.InverseWishartProcess(kernel=vb.SquaredExponential(1))):
+        with pytest.raises(vb.ShapeError, match="got 6 rows where the pass has 3. It cannot tell which of them are ind"):
+            vb.Model(nn.Sequential(Pieces(layer), process(vb.GlobalInducing())), vb.Gaussian(), inducing=X[:2])
+    local = vb.Model(Pieces(process(vb.LocalInducing(3))), vb.Gaussian())
+    for work in (lambda: local.elbo(X, X[:, 0]), lambda: local.predict(X), lambda: vb.fit(local, (X, X[:, 0]))):
+        with pytest.raises(vb.ShapeError, match="got 14 rows where the pass has 7. Pieces of one row would be drawn"):
+            work()
+
+
+def test_joint_draws_have_the_covariance_between_pieces_of_one_row() -> None:
+    gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.FromPrior())
+    model = vb.Model(Pieces(gp), vb.Gaussian())
+    drawn = model.sample_functions(X, 20_000)
+    apart = X[:, :1] - X[:, 1:]
+    expected = 2.0 + 2.0 * (-0.5 * apart[:, 0].square()).exp()
+    torch.testing.assert_close(drawn.var(0), expected, rtol=0.05, atol=0.0)

@@ -124,6 +124,19 @@ class Layer(nn.Module):
             f"in_features), got {list(rows.shape)}. {advice}"
         )
 
+    def refuse_pieces(self, rows: Tensor, draw: Draw) -> None:
+        """Refuse rows whose number has changed on the way, where they are drawn independently given inducing rows."""
+        if draw.n_rows is None or len(rows) == draw.n_rows:
+            return
+        if draw.joint and (self.posterior.local or draw.n_inducing == 0):
+            return
+        unknown = "" if self.posterior.local else " It cannot tell which of them are inducing rows."
+        raise ShapeError(
+            f"{type(self).__name__} layer {self.name!r} got {len(rows)} rows where the pass has {draw.n_rows}.{unknown} "
+            "Pieces of one row would be drawn as if they were rows of their own, without the covariance between them. "
+            "Keep the first axis as it is."
+        )
+
     def value_shape(self, rows: Tensor) -> tuple[int, ...]:
         """The shape of one row that goes out, given the rows that come in."""
         return (self.out_features,)

@@ -107,6 +107,7 @@ class GP(Layer):
         posterior = self.posterior
         if rows.shape[1] != self.in_features:
             self._check_imagined(name)
+        self.refuse_pieces(rows, draw)
         if draw.initializing:
             self.initialize(rows)
         features = self.kernel.features(rows)  # the rows themselves, unless the kernel is deep

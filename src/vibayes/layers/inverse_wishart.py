@@ -81,6 +81,7 @@ class InverseWishartProcess(Layer):
             return draw.placeholder(self, rows)
         if not fits(rows, self.in_features):
             raise self.wrong_width(rows, draw)
+        self.refuse_pieces(rows, draw)
         if draw.initializing:
             self.initialize(rows)
         z, x = rows[: draw.n_inducing], rows[draw.n_inducing :]

@@ -544,3 +544,60 @@ def test_weights_that_lazy_modules_draw_for_themselves_are_no_noise() -> None:
     assert model.exact
     assert model.eval().exact
     assert model.predict(x).n_draws == 1
+
+
+def deep_kernel(middle: nn.Module, *, first: bool) -> vb.Model:
+    """A module inside the network of a deep kernel, in a model's only layer or behind another one."""
+    kernel = vb.DeepKernel(nn.Sequential(nn.Linear(3, 4), middle, nn.Linear(4, 2)), vb.SquaredExponential(2))
+    last = vb.GP(1, kernel=kernel, posterior=vb.LocalInducing(5))
+    before = [] if first else [vb.GP(3, kernel=vb.SquaredExponential(3), posterior=vb.LocalInducing(5))]
+    return vb.Model(nn.Sequential(*before, last), vb.Gaussian(0.1))
+
+
+class Steps(nn.Module):
+    """An LSTM over the numbers of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 4, batch_first=True)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = self.lstm(rows[:, :, None])[0][:, -1]
+        return out
+
+
+class Trend(vb.means.Mean):
+    """A mean function that is a network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = self.network(rows)
+        return out
+
+
+def test_what_networks_of_means_do_is_seen() -> None:
+    gp = vb.GP(1, kernel=vb.SquaredExponential(3), mean=Trend(), posterior=vb.LocalInducing(5))
+    model = vb.Model(gp, vb.Gaussian(0.1))
+    x = torch.randn(9, 3)
+    model.initialize(x, x[:, 0])
+    assert model.elbo(x, x[:, 0], n_samples=10).stderr > 0
+
+
+def test_what_networks_of_deep_kernels_do_is_seen() -> None:
+    x, y = torch.randn(9, 3), torch.randn(9)
+    noisy = deep_kernel(nn.Dropout(0.5), first=True)
+    noisy.initialize(x, y)
+    with torch.no_grad():
+        noisy.network[0].posterior.mean.add_(1.0)
+    assert not noisy.exact
+    assert noisy.elbo(x, y, n_samples=10).stderr > 0
+    assert noisy.predict(x).n_draws == 1  # made in evaluation mode
+    vb.fit(deep_kernel(nn.BatchNorm1d(4), first=True), (x, y), steps=2, progress=False)
+    for draws in (1, 3):
+        with pytest.raises(vb.ConfigurationError, match="BatchNorm1d '1.kernel.network.1' stands behind a Bayesian"):
+            deep_kernel(nn.BatchNorm1d(4), first=False).elbo(x, y, n_samples=draws)
+    history = vb.fit(deep_kernel(Steps(), first=False), (x, y), steps=2, n_samples=3, progress=False)
+    assert not history.events

@@ -1,4 +1,4 @@
-"""What a network does around its Bayesian layers, found by a pass with placeholders for their values."""
+"""What a network does around its Bayesian layers and in their kernels, found by a pass with placeholders for values."""
 
 import copy
 import math
@@ -161,6 +161,7 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
     recurrent: list[bool] = []
 
     def placeholder(layer: Layer, rows: Tensor) -> Tensor:
+        layer.send_through_own_modules(rows)
         # the same in every draw; of a prior that is drawn, such values see nothing
         known = layer.posterior.deterministic and not bool(rows.isnan().any())
         shape = (len(rows), *layer.value_shape(rows))
@@ -203,6 +204,7 @@ def _share_rows(network: nn.Module, rows: Tensor) -> bool:
 
     def one(zero: Tensor) -> Tensor:
         def placeholder(layer: Layer, rows: Tensor) -> Tensor:
+            layer.send_through_own_modules(rows)
             like = 0.0 * rows.sum() if layer.posterior.deterministic else zero
             return rows.new_zeros(len(rows), *layer.value_shape(rows)) + like
 

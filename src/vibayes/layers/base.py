@@ -141,6 +141,10 @@ class Layer(nn.Module):
         """The shape of one row that goes out, given the rows that come in."""
         return (self.out_features,)
 
+    def send_through_own_modules(self, rows: Tensor) -> None:
+        """Run what the layer has inside of modules of the user's, such as the network of a deep kernel; see `survey`."""
+        return
+
     def in_units(self, inputs: Tensor, units: "Units") -> Tensor:
         """Inducing inputs that were given for the layer, a model's first, in the model's units."""
         return units.inputs(inputs)

@@ -97,6 +97,11 @@ class GP(Layer):
         """What the kernel compares of the inputs: themselves, or a deep kernel's features of them."""
         return self.kernel.features(inputs)
 
+    def send_through_own_modules(self, rows: Tensor) -> None:
+        """Run the kernel, which may be one of a network's features, and the mean, which may be a network."""
+        self.kernel(rows)
+        self.mean(rows)
+
     def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         """Draw the layer's values at the rows, inducing rows first."""
         draw, name = self.draw()

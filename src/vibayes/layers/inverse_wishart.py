@@ -74,6 +74,10 @@ class InverseWishartProcess(Layer):
         K: Tensor = self.kernel(x)
         return K
 
+    def send_through_own_modules(self, rows: Tensor) -> None:
+        """Run the kernel, which may be one of a network's features."""
+        self.kernel(rows)
+
     def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n w"]:
         """Draw imagined features of the rows, inducing rows first."""
         draw, name = self.draw()

@@ -378,11 +378,11 @@ def test_pieces_of_one_row_are_not_drawn_as_rows_of_their_own() -> None:
         return vb.GP(1, kernel=vb.SquaredExponential(1), posterior=posterior)
 
     for layer in (process(vb.GlobalInducing()), vb.InverseWishartProcess(kernel=vb.SquaredExponential(1))):
-        with pytest.raises(vb.ShapeError, match="got 6 rows where the pass has 3. It cannot tell which of them are ind"):
+        with pytest.raises(vb.ShapeError, match=r"where the pass has 3\. It cannot tell which of them are ind"):
             vb.Model(nn.Sequential(Pieces(layer), process(vb.GlobalInducing())), vb.Gaussian(), inducing=X[:2])
     local = vb.Model(Pieces(process(vb.LocalInducing(3))), vb.Gaussian())
     for work in (lambda: local.elbo(X, X[:, 0]), lambda: local.predict(X), lambda: vb.fit(local, (X, X[:, 0]))):
-        with pytest.raises(vb.ShapeError, match="got 14 rows where the pass has 7. Pieces of one row would be drawn"):
+        with pytest.raises(vb.ShapeError, match=r"got 14 rows where the pass has 7\. Pieces of one"):
             work()
 
 

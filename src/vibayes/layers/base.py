@@ -132,9 +132,9 @@ class Layer(nn.Module):
             return
         unknown = "" if self.posterior.local else " It cannot tell which of them are inducing rows."
         raise ShapeError(
-            f"{type(self).__name__} layer {self.name!r} got {len(rows)} rows where the pass has {draw.n_rows}.{unknown} "
-            "Pieces of one row would be drawn as if they were rows of their own, without the covariance between them. "
-            "Keep the first axis as it is."
+            f"{type(self).__name__} layer {self.name!r} got {len(rows)} rows where the pass has {draw.n_rows}."
+            f"{unknown} Pieces of one row would be drawn as if they were rows of their own, without the covariance "
+            "between them. Keep the first axis as it is."
         )
 
     def value_shape(self, rows: Tensor) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ class Layer(nn.Module):
         return (self.out_features,)
 
     def send_through_own_modules(self, rows: Tensor) -> None:
-        """Run what the layer has inside of modules of the user's, such as the network of a deep kernel; see `survey`."""
+        """Run what the layer has inside of a user's modules, such as the network of a deep kernel; see `survey`."""
         return
 
     def in_units(self, inputs: Tensor, units: "Units") -> Tensor:

@@ -235,6 +235,7 @@ def test_greedy_with_nothing_left_takes_other_rows():
     other = indices(choose_inducing(x, 10, "greedy", Linear(), seed=1), x)
     assert other[:3] == chosen[:3]
     assert other[3:] != chosen[3:]
+    assert len(set(indices(choose_inducing(x[:12], 11, "greedy", Linear()), x))) == 11
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])

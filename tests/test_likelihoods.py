@@ -1,6 +1,7 @@
 """The same properties over every likelihood, and closed forms against numerical integration."""
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from vibayes.likelihoods import (
 )
 from vibayes.likelihoods.special import lgamma_half_step, log_ndtr, student_t_cdf
 from vibayes.parameters import Positive
-from vibayes.quadrature import GaussHermite, LogSigmoid, log_gamma_grid, standard_deviation
+from vibayes.quadrature import GaussHermite, LogSigmoid, log_gamma_grid, normal_grid, standard_deviation
 
 N, P = 6, 2
 
@@ -442,6 +443,14 @@ def test_predictions_do_not_follow_later_training() -> None:
 
 
 # ---- special functions and quadrature
+
+
+@pytest.mark.parametrize("spacing", [0.0, 0.05, 0.6, 3.0, 8.0, math.inf])
+def test_normal_grid_has_the_moments_of_a_gaussian_whatever_spacing_is_asked_for(spacing: float) -> None:
+    nodes, log_weights = normal_grid(spacing, torch.float64)
+    for power, moment in ((0, 1.0), (1, 0.0), (2, 1.0), (4, 3.0), (8, 105.0)):
+        assert float((log_weights.exp() * nodes**power).sum()) == pytest.approx(moment, abs=1e-8)
+    assert float(nodes.diff().max()) <= 0.6
 
 
 @pytest.mark.parametrize("df", [0.3, 1.0, 2.5, 4.0, 30.0, 1e4])

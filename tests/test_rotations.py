@@ -95,6 +95,7 @@ def test_the_verdict_does_not_depend_on_the_dtype_or_on_units(dtype: torch.dtype
     ("network", "culprit"),
     [
         (lambda: Net(nn.ReLU()), r"'between' \(ReLU\)"),
+        (lambda: Net(nn.ReLU(), width=1), r"'between' \(ReLU\)"),  # of one feature, the sign can turn
         (lambda: Net(nn.Linear(2, 2)), r"'between' \(Linear\)"),
         (lambda: Net("skip"), r"'one' \(GP with SquaredExponential\), or what is done before it"),
         (lambda: Net("first column"), "the network's output"),

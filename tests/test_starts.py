@@ -1,12 +1,15 @@
 """Starting values: which rows they look at."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import vibayes as vb
 from vibayes import starts
-from vibayes.starts import nearest_rows
+from vibayes.starts import latent_targets, nearest_rows
 
 
 def images(n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,3 +50,29 @@ def test_inducing_inputs_of_a_gp_on_images_see_as_many_as_ever(monkeypatch: pyte
     model.network.register_forward_pre_hook(lambda _, rows: seen.append(len(rows[0])))
     model.initialize(x, y)
     assert max(seen) == 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "values"),
+    [
+        ("regression", [[0.5], [-2.0]], [[0.5], [-2.0]]),
+        ("counts", [[0.0], [3.0]], [[math.log(0.5)], [math.log(3.5)]]),
+        ("binary", [[0.0], [1.0]], [[-1.0], [1.0]]),
+        ("classes", [2, 0], [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]),
+    ],
+)
+def test_last_layers_start_at_values_that_fit_the_targets(kind: str, targets: list[Any], values: list[Any]) -> None:
+    wanted = torch.tensor(values)
+    mean = torch.full_like(wanted, 0.25)
+    torch.testing.assert_close(latent_targets(torch.tensor(targets), kind, mean), wanted - mean)
+    if kind == "regression":  # log variances have no targets of their own
+        wide = latent_targets(torch.tensor(targets), kind, mean.expand(-1, 2))
+        torch.testing.assert_close(wide, torch.cat([wanted - mean, torch.zeros_like(wanted)], 1))
+
+
+def test_pseudo_outputs_start_at_what_the_mean_function_leaves_of_the_targets() -> None:
+    x = torch.randn(12, 1)
+    gp = vb.GP(1, kernel=vb.SquaredExponential(1), mean=vb.LinearMean(1, 1, weight=torch.tensor([[3.0]])))
+    model = vb.Model(gp, vb.Gaussian(), inducing=x[:4])
+    model.initialize(x, x[:, 0].sin())
+    torch.testing.assert_close(gp.posterior.pseudo_outputs.detach(), x[:4].sin() - 3.0 * x[:4])

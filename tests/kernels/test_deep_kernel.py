@@ -282,6 +282,7 @@ def test_the_bound_of_a_convolution_holds() -> None:
     basis = torch.eye(2 * 64).reshape(-1, 2, 8, 8)
     norm = torch.linalg.matrix_norm(conv(basis).flatten(1), 2)
     assert float(norm) <= lipschitz_bound(conv)
+    assert lipschitz_bound(conv) == pytest.approx(3 * float(torch.linalg.matrix_norm(conv.weight.flatten(1), 2)))
     assert float((conv(x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)).max()) <= float(norm)
     with pytest.raises(ConfigurationError, match="BatchNorm"):
         lipschitz_bound(nn.Sequential(conv, nn.BatchNorm2d(3)))

@@ -1,4 +1,5 @@
 import pytest
+import scipy.special
 import scipy.stats
 import torch
 
@@ -16,6 +17,9 @@ def draws(alpha: float, n: int) -> torch.Tensor:
 def test_distribution(alpha: float) -> None:
     found = scipy.stats.kstest(draws(alpha, 20_000).numpy(), scipy.stats.gamma(alpha).cdf)
     assert found.pvalue > 1e-3
+    logs = draws(alpha, 400_000).log()
+    error = float(logs.mean()) - scipy.special.digamma(alpha)
+    assert abs(error) < 4.5 * (scipy.special.polygamma(1, alpha) / len(logs)) ** 0.5
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

@@ -434,6 +434,23 @@ def test_hyperparameters_are_shared_fixed_and_checked() -> None:
         HeteroscedasticGaussian().n_targets(3)
 
 
+@pytest.mark.parametrize("likelihood", [Gaussian(0.3, out_features=2), StudentT(scale=0.3, out_features=2)])
+def test_values_for_other_targets_are_refused(likelihood: Likelihood) -> None:
+    """Two noises of one target would count it twice."""
+    what = r"has 2 values of (noise|scale) for 1 target\(s\)\. Use out_features=1"
+    f, y = torch.zeros(4, 1), torch.zeros(4, 1)
+    with pytest.raises(ShapeError, match=what):
+        likelihood.log_prob(f, y)
+    with pytest.raises(ShapeError, match=what):
+        likelihood.expected_log_prob(f, torch.ones(4, 1), y)
+    with pytest.raises(ShapeError, match=what):
+        likelihood.predictive(f[None])
+    with pytest.raises(ShapeError, match="for 3 target"):
+        likelihood.n_targets(3)
+    assert likelihood.n_targets(2) == 2
+    assert Gaussian(0.3, out_features=1).n_targets(2) == 2  # one value for all
+
+
 def test_predictions_do_not_follow_later_training() -> None:
     likelihood = Gaussian(0.5)
     mixture = likelihood.predictive(torch.zeros(1, 1, 1))

@@ -25,11 +25,13 @@ class Likelihood(nn.Module, ABC):
         kind: `"regression"`, `"binary"`, `"classes"` or `"counts"`.
         scalable: whether targets may be standardised.
         latent_per_target: how many latent columns one target (one class) needs.
+        per_target: names of hyperparameters that are one for all targets, or one for each.
     """
 
     kind: ClassVar[str]
     scalable: ClassVar[bool] = False
     latent_per_target: ClassVar[int] = 1
+    per_target: ClassVar[tuple[str, ...]] = ()
 
     def latent_features(self, n_targets: int) -> int:
         """Width of the network's output for this many targets (classes, for a `Categorical`)."""
@@ -43,6 +45,13 @@ class Likelihood(nn.Module, ABC):
                 f"{type(self).__name__} needs {self.latent_per_target} outputs for each target, "
                 f"got {latent_features} outputs. Change the width of the network's last layer."
             )
+        for name in self.per_target:
+            size = getattr(self, name).raw.numel()
+            if size not in (1, count):
+                raise ShapeError(
+                    f"{type(self).__name__} has {size} values of {name} for {count} target(s). Use out_features={count}, "
+                    "or one value for all."
+                )
         return count
 
     @property

@@ -47,6 +47,8 @@ class Gaussian(_RealTargets):
     torch.Size([2])
     """
 
+    per_target: ClassVar[tuple[str, ...]] = ("noise",)
+
     def __init__(
         self,
         noise: float | Tensor | Positive = 1.0,
@@ -121,6 +123,8 @@ class StudentT(_RealTargets):
     >>> round(likelihood.log_prob(torch.zeros(1, 1), torch.zeros(1, 1)).item(), 4)
     -0.3077
     """
+
+    per_target: ClassVar[tuple[str, ...]] = ("scale",)
 
     def __init__(
         self,

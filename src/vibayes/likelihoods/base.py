@@ -49,8 +49,8 @@ class Likelihood(nn.Module, ABC):
             size = getattr(self, name).raw.numel()
             if size not in (1, count):
                 raise ShapeError(
-                    f"{type(self).__name__} has {size} values of {name} for {count} target(s). Use out_features={count}, "
-                    "or one value for all."
+                    f"{type(self).__name__} has {size} values of {name} for {count} target(s). Use "
+                    f"out_features={count}, or one value for all."
                 )
         return count
 

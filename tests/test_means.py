@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch.func import vmap
 
+import vibayes as vb
 from vibayes.errors import ConfigurationError, DataError, ShapeError
 from vibayes.means import ConstantMean, IdentityMean, LinearMean, Mean, ZeroMean
 from vibayes.parameters import Real
@@ -132,3 +133,39 @@ def test_a_given_projection_stays() -> None:
     torch.testing.assert_close(mean.weight.value, weight)
     with pytest.raises(ShapeError, match=r"weight must have shape \[3, 1\], got \[1, 3\]"):
         LinearMean(3, 1, weight=weight.T)
+
+
+class Own(Mean):
+    """A mean function of one's own, which gives its trend in some shape."""
+
+    def __init__(self, shape: str) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        trend = 2.0 * rows[:, 0]
+        return {"rows": trend, "column": trend[:, None], "three": trend[:, None].expand(-1, 3)}[self.shape]
+
+
+@pytest.mark.parametrize("shape", ["rows", "three"])
+def test_means_of_another_shape_are_refused_where_they_would_broadcast(shape: str) -> None:
+    x, y = torch.randn(6, 2), torch.randn(6)
+
+    def layer(shape: str, outputs: int = 1) -> vb.GP:
+        posterior = vb.LocalInducing(3)
+        return vb.GP(outputs, kernel=vb.SquaredExponential(2), mean=Own(shape), posterior=posterior)
+
+    def models(shape: str) -> list[vb.ExactGP | vb.SGPR | vb.Model]:
+        kernel, noise = vb.SquaredExponential(2), vb.Gaussian(0.1)
+        deep = torch.nn.Sequential(layer(shape, 6), vb.GP(1, kernel=vb.SquaredExponential(6), posterior=vb.FromPrior()))
+        return [
+            vb.ExactGP(kernel, noise, mean=Own(shape)),
+            vb.SGPR(kernel, noise, x[:3], mean=Own(shape)),
+            vb.Model(layer(shape), noise),
+            vb.Model(deep, noise),
+        ]
+
+    for wrong, right in zip(models(shape), models("column"), strict=True):
+        with pytest.raises(ShapeError, match=r"Own must give \[6, (1|6)\].* for 6 rows and (1|6) output\(s\), got \["):
+            wrong.elbo(x, y)
+        assert torch.isfinite(right.elbo(x, y).value)

@@ -1,6 +1,6 @@
 """Mean functions: what a Gaussian process is centred on.
 
-A mean maps rows `[N, D]` to a tensor that broadcasts to `[N, out_features]`.
+A mean maps rows `[N, D]` to `[N, out_features]`, or to `[N, 1]` where all outputs share it.
 """
 
 from abc import ABC, abstractmethod
@@ -22,6 +22,17 @@ class Mean(nn.Module, ABC):
     @abstractmethod
     def forward(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         """The mean at the rows, `[N, out_features]`, or `[N, 1]` where all outputs share it."""
+
+    def at(self, rows: Float[Tensor, "n d"], out_features: int) -> Float[Tensor, "n p"]:
+        """What `forward` gives, refused in a shape that would broadcast to something else, such as `[N]`."""
+        found: Tensor = self(rows)
+        if tuple(found.shape) not in ((len(rows), out_features), (len(rows), 1)):
+            shapes = f"[{len(rows)}, {out_features}]" + (f" or [{len(rows)}, 1]" if out_features > 1 else "")
+            raise ShapeError(
+                f"{type(self).__name__} must give {shapes} for {len(rows)} rows and {out_features} output(s), got "
+                f"{list(found.shape)}. Return a column for each output, or one for all of them."
+            )
+        return found
 
     def check(self, in_features: int, out_features: int) -> None:
         """Raise `ConfigurationError` if the mean cannot map this input width to this output width."""

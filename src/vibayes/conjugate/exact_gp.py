@@ -179,7 +179,7 @@ class ExactGP(ConjugateModel):
         two observations, normalising constants included.
         """
         noise = self._noise  # [Q]
-        K, residual = self.kernel(x), (y - self.mean(x)) / noise.sqrt()  # [N, N], [N, P]
+        K, residual = self.kernel(x), (y - self.mean.at(x, y.shape[1])) / noise.sqrt()  # [N, N], [N, P]
         if weights is not None:
             root = weights.sqrt()
             K, residual = root[:, None] * K * root, root[:, None] * residual
@@ -212,7 +212,7 @@ class ExactGP(ConjugateModel):
         def moments(rows: Tensor, joint: bool) -> Moment3:
             new = self.kernel.features(rows)
             A = linalg.solve_lower(C, scale * kernel(observed, new))  # [Q, N, N*]
-            mean = (A.mT @ white).movedim(0, -1).flatten(-2) + self.mean(rows)  # [N*, P]
+            mean = (A.mT @ white).movedim(0, -1).flatten(-2) + self.mean.at(rows, y.shape[1])  # [N*, P]
             if joint:
                 covariance = (kernel(new) - A.mT @ A).expand(y.shape[1], -1, -1)
                 return mean, positive_variance(covariance.diagonal(dim1=-2, dim2=-1).mT), covariance

@@ -113,7 +113,7 @@ class SGPR(ConjugateModel):
         return self._optimal_q(self._project(self.kernel.features(batch.x))[0], batch)[0]
 
     def _optimal_q(self, A: Tensor, batch: Batch) -> tuple[Whitened, Tensor]:
-        return optimal_gaussian(A, batch.y - self.mean(batch.x), self._noise, batch.weights)
+        return optimal_gaussian(A, batch.y - self.mean.at(batch.x, batch.y.shape[1]), self._noise, batch.weights)
 
     def _terms(
         self, x: Tensor, y: Tensor, weights: Tensor | None, scale: float | Tensor
@@ -122,7 +122,7 @@ class SGPR(ConjugateModel):
         features = self.kernel.features(x)
         A, info = self._project(features)
         q, failed = self._optimal_q(A, Batch(x, y, weights))
-        mean = A.mT @ q.mean + self.mean(x)  # [N, P]
+        mean = A.mT @ q.mean + self.mean.at(x, y.shape[1])  # [N, P]
         unexplained = self.kernel.on_features.diag(features) - A.square().sum(0)  # diag(K_xx - A^T A)  [N]
         variance = unexplained[:, None] + (q.factor.mT @ A).square().sum(-2).mT  # [N, Q]
         log_likelihood = self._expected_log_likelihood(mean, variance, y, weights) + refused
@@ -150,6 +150,6 @@ class SGPR(ConjugateModel):
             features, kernel = self.kernel.features(rows), self.kernel.on_features
             prior = kernel(features) if joint else kernel.diag(features)
             mean, variance, covariance = project(self._project(features)[0], q, prior, joint)
-            return mean + self.mean(rows), variance, covariance
+            return mean + self.mean.at(rows, mean.shape[1]), variance, covariance
 
         return moments

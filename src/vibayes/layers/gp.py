@@ -90,8 +90,7 @@ class GP(Layer):
 
     def offset(self, rows: Float[Tensor, "n d"]) -> Tensor:
         """The mean function, from which the posterior's values are counted."""
-        mean: Tensor = self.mean(rows)
-        return mean
+        return self.mean.at(rows, self.out_features)
 
     def inducing_rows(self, inputs: Float[Tensor, "m d"]) -> Float[Tensor, "m w"]:
         """What the kernel compares of the inputs: themselves, or a deep kernel's features of them."""
@@ -118,7 +117,7 @@ class GP(Layer):
         features = self.kernel.features(rows)  # the rows themselves, unless the kernel is deep
         z = posterior.inputs if posterior.local else features[: draw.n_inducing]
         x = features if posterior.local else features[draw.n_inducing :]
-        prior_mean = self.mean(rows)  # that of inducing rows first, where they came in
+        prior_mean = self.offset(rows)  # that of inducing rows first, where they came in
 
         # In float64 whatever the dtype: docs/decisions/jitter.md
         Kii = linalg.add_jitter(self.covariance(z.double()), draw.jitter)  # [M, M]

@@ -120,6 +120,57 @@ def test_a_finished_run_goes_on_when_more_steps_are_asked_for(tmp_path: Path) ->
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("first", [{"steps": 20}, {"max_steps": 20}])
+@pytest.mark.parametrize("then", [{"steps": 60}, {"max_steps": 60}])
+def test_a_run_that_had_no_more_steps_goes_on_when_it_gets_some(
+    tmp_path: Path, first: dict[str, int], then: dict[str, int]
+) -> None:
+    for options in (first, then):
+        model, data = model_and_data()
+        history = vb.fit(model, data, **options, log_every=10, progress=False, checkpoint=tmp_path / "state")
+    assert history.step == [10, 20, 30, 40, 50, 60]
+    assert history.stopped == ("ran the 60 steps asked for" if "steps" in then else "reached max_steps=60")
+    fewer = vb.fit(model_and_data()[0], data, steps=40, log_every=10, progress=False, checkpoint=tmp_path / "state")
+    assert fewer.stopped == "ran the 60 steps asked for"
+
+
+@pytest.mark.parametrize("limit", ["steps", "max_steps"])
+def test_a_run_that_its_callback_ended_stays_as_it_is(tmp_path: Path, limit: str) -> None:
+    """Run once more, as a script does that was killed later on, it must not train past its early stop."""
+    options: dict[str, Any] = {"log_every": 10, "progress": False, "checkpoint": tmp_path / "state"}
+    model, data = model_and_data()
+    vb.fit(model, data, **{limit: 60}, **options, callback=lambda entry: entry.step == 20)
+    for callback in (None, lambda entry: entry.step == 20):
+        again, data = model_and_data()
+        history = vb.fit(again, data, **{limit: 60}, **options, callback=callback)
+        assert history.step == [10, 20]
+        assert history.stopped == "the callback asked to stop"
+        for a, b in zip(model.parameters(), again.parameters(), strict=True):
+            assert torch.equal(a, b)
+    assert vb.fit(model_and_data()[0], data, steps=70, **options).step[-1] == 70  # more steps than before
+
+
+def test_a_model_that_stopped_stays_where_it_is_when_the_others_resume(tmp_path: Path) -> None:
+    def trained(checkpoint: Path | None, stop: int = 10**6) -> list[torch.Tensor]:
+        models, data = [model_and_data()[0] for _ in range(2)], model_and_data()[1]
+        options: dict[str, Any] = {"steps": 60, "log_every": 10, "progress": False, "chunk": 2}
+        vb.fit_many(
+            models,
+            [data, data],
+            **options,
+            kl_weight=stopping_at(stop),
+            callback=lambda entry: entry.replica == 0 and entry.step == 20,
+            checkpoint=checkpoint,
+        )
+        return [p.detach() for model in models for p in model.parameters()]
+
+    whole = trained(None)
+    with pytest.raises(StopError):
+        trained(tmp_path / "state", stop=45)
+    for a, b in zip(whole, trained(tmp_path / "state"), strict=True):
+        assert torch.equal(a, b)
+
+
 def _lbfgs(checkpoint: Path | None, stop: int | None = None, **options: Any) -> tuple[vb.ExactGP, vb.History]:
     """Trained by L-BFGS, with an error at one of the evaluations of the bound."""
     torch.manual_seed(0)
@@ -155,6 +206,27 @@ def test_lbfgs_resumes(tmp_path: Path, seconds: float, stop: int, kl_weight: Any
     finished, _ = _lbfgs(tmp_path / "state", stop=2, **options)  # which evaluates no bound again
     for a, b in zip(whole.parameters(), finished.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+@pytest.mark.parametrize("more", [{"steps": 500}, {}])
+def test_lbfgs_goes_on_when_it_gets_more_iterations(tmp_path: Path, restarts: int, more: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 2)
+    y = (x[:, 0] * 2).sin() + 0.1 * torch.randn(30)
+
+    def trained(checkpoint: Path | None = None, **options: int) -> vb.History:
+        model = vb.ExactGP(vb.SquaredExponential(2, ard=True), vb.Gaussian(0.5))
+        return vb.fit(model, (x, y), restarts=restarts, progress=False, checkpoint=checkpoint, **options)
+
+    first = trained(tmp_path / "state", steps=3)
+    assert first.stopped.startswith("used up 3 iterations")
+    assert trained(tmp_path / "state", steps=2).step == first.step  # fewer are no reason to do anything
+    whole, gone_on = trained(**more), trained(tmp_path / "state", **more)
+    assert gone_on.stopped == whole.stopped
+    assert gone_on.elbo[-1] == pytest.approx(whole.elbo[-1], abs=1e-4)
+    assert (gone_on.step[0] == 3) == (restarts == 1)  # one start goes on from there, several begin anew
+    assert trained(tmp_path / "state", **more).elbo == gone_on.elbo
 
 
 def test_data_loader_resumes(tmp_path: Path) -> None:

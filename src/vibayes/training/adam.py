@@ -71,6 +71,7 @@ class AdamRun:
         self.histories = [History(n_data=n) for n in problem.n_data]
         self.clock = Clock()
         self.step = 0
+        self.asked = options.steps  # when what there is was trained: None for until it no longer rises
         self.base_lr, self.lr_factor = list(lr), [1.0] * R
         self.factor = 1.0  # of all rates, by the schedule
         self.drops = [0] * R
@@ -87,11 +88,12 @@ class AdamRun:
 
     def train(self) -> list[History]:
         """Run to the end, from wherever the run stands."""
-        last_step, asked = self.options.last_step, self.options.steps is not None
-        if asked and self.step < last_step:
-            for history in self.histories:  # a finished run goes on when more steps are asked for
+        last_step, steps = self.options.last_step, self.options.steps
+        if steps is not None and (self.asked is None or self.asked < steps) and self.step < last_step:
+            for history in self.histories:  # a run that stopped by itself goes on when more steps are asked for
                 if not history.stopped.startswith("gave up"):
                     history.stopped = ""
+        self.asked = steps
         self.good = self.state()
         try:
             while self.step < last_step and not all(h.stopped for h in self.histories):
@@ -105,10 +107,11 @@ class AdamRun:
         for r, history in enumerate(self.histories):
             if not history.step and not history.stopped and self.tries[r]:
                 self._give_up(r, NOT_FINITE)
-        end = f"ran the {last_step} steps asked for" if asked else f"reached max_steps={last_step}"
+        self.save(self.state(), force=True)  # not with why it ends below: a run that had no more steps may get some
+        reached = max(self.step, last_step)
+        end = f"reached max_steps={reached}" if steps is None else f"ran the {reached} steps asked for"
         for history in self.histories:
             history.stopped = history.stopped or end
-        self.save(self.state(), force=True)
         return self.histories
 
     # -- one step -----------------------------------------------------------------------------------------------
@@ -260,6 +263,7 @@ class AdamRun:
             "optimizer": self.one_step.optimizer.state(),
             "histories": copy.deepcopy([h.to_dict() for h in self.histories]),
             "step": self.step,
+            "asked": self.asked,
             "seconds": self.clock.seconds,
             "generators": generators(self.problem.device),
             "vectors": copy.deepcopy({name: getattr(self, name) for name in self._VECTORS}),
@@ -272,7 +276,7 @@ class AdamRun:
         self.problem.restore(state["problem"])
         self.one_step.optimizer.restore(state["optimizer"])
         self.histories = [History.from_dict(copy.deepcopy(h)) for h in state["histories"]]
-        self.step = state["step"]
+        self.step, self.asked = state["step"], state.get("asked")  # files of earlier versions have none
         self.clock = Clock(state["seconds"])
         for name, value in copy.deepcopy(state["vectors"]).items():
             setattr(self, name, value)

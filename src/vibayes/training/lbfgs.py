@@ -75,6 +75,7 @@ class LbfgsRun:
         self.best: dict[str, Any] | None = None
         self.good: dict[str, Any] = {}
         self.restart, self.asked_to_stop = 0, False
+        self.asked = options.last_step  # when what there is was trained
         self._last: Bound | None = None
         self._worst = math.inf
         self._new_optimizer()
@@ -93,6 +94,7 @@ class LbfgsRun:
 
     def train(self) -> list[History]:
         """Run every start to convergence and keep the best."""
+        self._go_on()
         self.good = self.state()
         try:
             while self.restart < self.options.restarts:
@@ -114,6 +116,8 @@ class LbfgsRun:
         assert self.best is not None
         self.model.load_state_dict(self.best["model"])
         self.history = History.from_dict(copy.deepcopy(self.best["history"]))
+        if not self.history.stopped:
+            self.history.stopped = f"used up {max(self.history.step, default=self.asked)} iterations"
         if self.options.restarts > 1 and not self.asked_to_stop:
             self.history.stopped += f" (best of {self.options.restarts} starts)"
         return [self.history]
@@ -149,8 +153,16 @@ class LbfgsRun:
             self.save(self.good)
             if self.options.callback is not None and asks_to_stop(self.options.callback, self.history.last()):
                 self.asked_to_stop, self.history.stopped = True, ASKED_TO_STOP
-        if not self.history.stopped:
-            self.history.stopped = f"used up {last_step} iterations"
+
+    def _go_on(self) -> None:
+        """Where a finished run used up its iterations and now may have more: its one start goes on, several begin anew."""
+        before, self.asked = self.asked, max(self.asked, self.options.last_step)
+        if self.best is None or self.best["history"]["stopped"] or self.asked == before:
+            return
+        if self.restart == self.options.restarts:
+            self.restart, self.best = 0, None
+            if self.options.restarts > 1:
+                self.new_start()
 
     def _weigh(self, kl_weight: float) -> None:
         """Take a weight of the KL; what the optimizer knows of the curvature was that of another bound."""
@@ -240,6 +252,7 @@ class LbfgsRun:
                 "model": self.model.state_dict(),
                 "history": self.history.to_dict(),
                 "step": self.step,
+                "asked": self.asked,
                 "tries": self.tries,
                 "seconds": self.clock.seconds,
                 "optimizer": self.optimizer.state_dict(),
@@ -256,6 +269,7 @@ class LbfgsRun:
         self.model.load_state_dict(state["model"])
         self.history = History.from_dict(copy.deepcopy(state["history"]))
         self.step, self.tries = state["step"], state["tries"]
+        self.asked = state.get("asked", self.asked)  # files of earlier versions have none
         self.clock = Clock(state["seconds"])
         self._new_optimizer()
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))

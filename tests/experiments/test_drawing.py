@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,11 @@ from vibayes.errors import ConfigurationError
 from vibayes.experiments import commands
 from vibayes.experiments import drawing as module
 from vibayes.experiments.drawing import Drawing
+from vibayes.experiments.experiment import Experiment
+from vibayes.experiments.figures import compare_figures, read_figures
 from vibayes.experiments.record import Number, Result
+from vibayes.experiments.report import Section
+from vibayes.experiments.tables import render
 
 
 def line(seed: int) -> Result:
@@ -118,6 +123,42 @@ def test_a_killed_figure_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / "lines.json").exists()
     assert resumable.run(tmp_path, seed=5)["figures"]["first"]["file"] == "first.png"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first.png", "first.safetensors", "lines.json"]
+
+
+def test_a_figure_that_is_skipped_keeps_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours of a killed run on a GPU, say, that somebody goes on with where the GPU is not seen."""
+
+    def killed(seed: int, checkpoint: Path) -> Result:
+        checkpoint.parent.mkdir(parents=True)
+        checkpoint.write_text("half")
+        raise KeyboardInterrupt
+
+    on_gpu = dataclasses.replace(drawing(), figures={"first": killed}, resumable=("first",), on_gpu=("first",))
+    monkeypatch.setattr(module, "_has_gpu", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu.run(tmp_path)
+    monkeypatch.setattr(module, "_has_gpu", lambda: False)
+    assert on_gpu.run(tmp_path)["figures"]["first"]["skipped"]
+    assert [file.read_text() for file in (tmp_path / ".work").iterdir()] == ["half"]
+
+
+def test_a_number_that_is_none_does_not_cost_the_figure(tmp_path: Path) -> None:
+    """Such as the mean over misclassified rows where there are none: JSON has no NaN."""
+    pytest.importorskip("matplotlib")
+
+    def undefined(seed: int) -> Result:
+        row = {"dataset": "boston", "model": "SVGP", "metric": "elbo_per_datapoint"}
+        return dataclasses.replace(line(seed), numbers=[Number("of none", math.nan, row=row)])
+
+    dataclasses.replace(drawing(), experiment="lines", figures={"first": undefined}).run(tmp_path / "lines")
+    assert json.loads((tmp_path / "lines" / "lines.json").read_text())["figures"]["first"]["numbers"][0]["ours"] is None
+    experiment = Experiment("lines", "Lines", tables=("tab_dkl_uci_elbos",), script=__name__)
+    found = read_figures(experiment, tmp_path)
+    assert found is not None
+    assert math.isnan(found.figures[0].numbers[0]["ours"])
+    tables = compare_figures(experiment, tmp_path)
+    assert "| boston | SVGP | elbo_per_datapoint | nan | -1.66 ± 0.06 |" in render(tables)
+    assert "<td>nan</td>" in Section(experiment, [], tables, tmp_path, found).html()
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def draw_figures(console: Console, experiment: Experiment, out: Path, figures: S
     skipped = [figure for figure in shown if figure not in made]
     console.print(f"{len(made)} of {len(shown)} figures in {found['seconds']:.1f} s.", highlight=False)
     if skipped:
-        console.print(f"[yellow]Skipped for want of data: {', '.join(skipped)}.[/]")
+        console.print(f"[yellow]Skipped: {', '.join(skipped)}.[/]")
     console.print(f"Numbers: {escape(found['file'])}", soft_wrap=True, highlight=False)
 
 

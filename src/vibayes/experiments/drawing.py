@@ -20,7 +20,7 @@ from vibayes import datasets, plotting
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.experiments.names import pick
 from vibayes.experiments.record import Result, one_thread, provenance
-from vibayes.experiments.results import writable_folder, write_file
+from vibayes.experiments.results import plain, writable_folder, write_file
 from vibayes.experiments.sweep import WORK
 from vibayes.modes import default_dtype
 
@@ -109,12 +109,9 @@ class Drawing:
                 "seconds": round(time.monotonic() - begin, 3),
                 "figures": self._beside(name, entry, file),
             }
-            write_file(file, json.dumps(found, indent=1, allow_nan=False) + "\n")
-            for prefix in (checkpoint.name, f".{checkpoint.name}"):  # its files, and those a killed run was writing
-                for file_of_it in checkpoint.parent.glob(f"{prefix}*"):
-                    file_of_it.unlink()
-            with suppress(OSError):  # not there, or not empty
-                checkpoint.parent.rmdir()
+            write_file(file, json.dumps(plain(found), indent=1, allow_nan=False) + "\n")
+            if entry["skipped"] is None:
+                _remove(checkpoint)
             if report is not None:
                 report(name, entry)
         return {**found, "file": str(file)}
@@ -175,11 +172,11 @@ class Drawing:
         """The name of the figure's file; None where it cannot be drawn here and its arrays are kept instead."""
         figure = result.figure
         if figure is None:
-            plain = {key: value.detach().cpu().contiguous().clone() for key, value in result.arrays.items()}
-            (folder / f"{name}.safetensors").write_bytes(save_tensors(plain))
+            arrays = {key: value.detach().cpu().contiguous().clone() for key, value in result.arrays.items()}
+            (folder / f"{name}.safetensors").write_bytes(save_tensors(arrays))
             if importlib.util.find_spec("matplotlib") is None:
                 return None
-            figure = self.paint[name](plain)
+            figure = self.paint[name](arrays)
         return plotting.save(figure, folder / f"{name}.png").name
 
     def _beside(self, name: str, entry: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -193,6 +190,15 @@ class Drawing:
             kept = {}
         entries = kept if entry["skipped"] and not kept.get(name, entry)["skipped"] else {**kept, name: entry}
         return {figure: entries[figure] for figure in self.figures if figure in entries}
+
+
+def _remove(checkpoint: Path) -> None:
+    """The files of a checkpoint, those that a killed run was writing, and their folder where nothing else is in it."""
+    for prefix in (checkpoint.name, f".{checkpoint.name}"):
+        for file in checkpoint.parent.glob(f"{prefix}*"):
+            file.unlink()
+    with suppress(OSError):  # not there, or not empty
+        checkpoint.parent.rmdir()
 
 
 def _has_gpu() -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -82,7 +83,7 @@ def read_figures(experiment: Experiment, out: Path) -> FigureResult | None:
                     entry["label"],
                     image if image is not None and image.exists() else None,
                     entry.get("skipped") or "",
-                    entry.get("numbers", []),
+                    [n | {"ours": math.nan} if n["ours"] is None else n for n in entry.get("numbers", [])],
                     entry.get("statements", []),
                     _machine(content, entry),
                 )

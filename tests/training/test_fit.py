@@ -277,6 +277,18 @@ def test_priors_of_hyperparameters_count(optimizer: str) -> None:
     assert float(kernel.lengthscale.value.detach()) == pytest.approx(3.0, rel=0.03)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_the_kl_weight_leaves_priors_of_hyperparameters_alone(optimizer: str) -> None:
+    """An exact GP has no divergence, so that its course does not depend on the weight, whatever priors it has."""
+    found = []
+    for weight in (0.0, 1.0):
+        prior = torch.distributions.LogNormal(math.log(3.0), 0.1)
+        gp = vb.ExactGP(vb.SquaredExponential(1, lengthscale=vb.Positive(2.0, prior=prior)), vb.Gaussian(0.1))
+        fit(gp, 10, optimizer=optimizer, kl_weight=weight)
+        found.append(gp)
+    assert same(*found)
+
+
 def test_lbfgs_tempers() -> None:
     """The best Gaussian for `E[log N(y; f, noise)] - weight KL` is the best one for a noise of `weight noise`."""
     models = []

@@ -252,7 +252,8 @@ _LATER = (
     Experiment("dkl-mnist", "Deep kernel learning on MNIST subsets", ("fig:dkl:mnist",),
                script="vibayes.experiments.dkl_mnist",
                note="Reduced: 1,000 inducing points; 19,200 steps of pretraining, 2,400 with frozen features, 9,600 "
-               "joint ones. The thesis's sizes are dkl_mnist.FULL."),
+               "joint ones. The thesis's sizes are dkl_mnist.FULL. fDKL is the stage with frozen features that DKL "
+               "begins with; the thesis trains it for as many steps as DKL in all, at the network's falling rate."),
     Experiment("dkl-images", "Deep kernel learning on UTKFace and CIFAR-10",
                ("tab:dkl:batch", "tab:dkl:batch_da", "tab:dkl:fd_age", "tab:dkl:fd_cifar"), ("utkface", "cifar10"),
                tables=("tab_dkl_batch", "tab_dkl_batch_da", "tab_dkl_fd_age", "tab_dkl_fd_cifar"),

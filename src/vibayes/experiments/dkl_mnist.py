@@ -44,6 +44,9 @@ def mnist(
 ) -> Result:
     """A pretrained network, then the network again (NN), a GP on its frozen features (fDKL), and both jointly (DKL).
 
+    fDKL is measured where the joint training of DKL begins. The thesis's own is trained on, as long and by the same
+    schedule as NN.
+
     Args:
         seed: of the starts.
         plan: inducing points and steps; `REDUCED` when None, `FULL` for the thesis's.

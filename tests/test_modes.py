@@ -95,6 +95,22 @@ def test_going_back_to_a_good_state_takes_averages_along(replicas: int) -> None:
         assert torch.isfinite(model.predict(x).mean).all()
 
 
+def test_a_state_whose_averages_are_not_finite_is_no_good_one() -> None:
+    """As those of float32 may become, when the bound still is: training does not read them, predictions do."""
+    x, y = data()
+    model, calls = normed(), []
+
+    def overflow(step: int) -> float:
+        calls.append(step)
+        if calls.count(15) == 1 and step == 15:
+            model.network[1].running_var.fill_(torch.inf)
+        return 1.0
+
+    history = vb.fit(model, (x, y), steps=40, log_every=10, lr_schedule=overflow, progress=False)
+    assert len(history.events) == 1
+    assert torch.isfinite(model.network[1].running_var).all()
+
+
 def test_a_model_with_batch_normalisation_is_saved(tmp_path: Path) -> None:
     x, y = data()
     model = normed()

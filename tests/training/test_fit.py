@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import vibayes as vb
 from vibayes.compiler import can_compile
 from vibayes.trainable import TrainableModel
+from vibayes.training.checkpoint import load_state
 from vibayes.training.graph import Compiled
 
 
@@ -304,6 +305,16 @@ def test_lbfgs_tempers() -> None:
     torch.testing.assert_close(tempered.mean, other.mean, rtol=1e-4, atol=1e-4)
     factors = (vb.linalg.lower_factor(posterior.raw_factor) for posterior in (tempered, other))
     torch.testing.assert_close(*factors, rtol=1e-3, atol=1e-3)
+
+
+def test_lbfgs_compares_starts_by_the_last_weight_of_the_kl(tmp_path: Path) -> None:
+    """Starts may end at different weights, where the schedule is longer than their iterations."""
+    model, (x, y) = svgp(), data()
+    fit(model, 5, optimizer="lbfgs", kl_weight=vb.schedules.linear(0.0, 1.0, 5), checkpoint=tmp_path / "state")
+    found = load_state(tmp_path / "state")["run"]["best"]["value"]  # trained at the weight of the first step, zero
+    with torch.no_grad():
+        bound = model.elbo(x, y)
+    assert found == pytest.approx(-float(bound.log_likelihood - 0.8 * bound.kl) / len(x), rel=1e-9)
 
 
 # ---- stopping

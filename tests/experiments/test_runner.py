@@ -14,7 +14,7 @@ from vibayes.errors import ConfigurationError
 from vibayes.experiments import runner, training
 from vibayes.experiments.executors import Processes, make_executor
 from vibayes.experiments.experiment import Experiment, ModelSpec
-from vibayes.experiments.models import MODELS
+from vibayes.experiments.models import MODELS, build
 from vibayes.experiments.results import MAX_BYTES, finished
 from vibayes.experiments.runner import Settings, check_device, run_sweep
 from vibayes.experiments.sweep import Selection, expand, plan
@@ -86,6 +86,22 @@ def test_original_units(tiny: Experiment, settings: Settings) -> None:
     assert b["metrics"]["test_rmse"] == pytest.approx(a["metrics"]["test_rmse"] * std)
     assert b["metrics"]["test_ll"] == pytest.approx(a["metrics"]["test_ll"] - torch.tensor(std).log().item())
     assert b["metrics"]["elbo_per_datapoint"] == a["metrics"]["elbo_per_datapoint"]
+
+
+def test_how_many_rows_are_measured_at_once_does_not_matter(tiny: Experiment) -> None:
+    """40 rows are measured in one part, or in four of which the last has fewer: the divergence counts once."""
+    unit = expand(tiny, Selection(splits="0"))[0]
+    split = training.load_split(unit)
+    model, options = build(unit.builder, split, unit.options, seed=0)
+    vb.fit(model, (split.x_train, split.y_train), **options, progress=False)
+    found = []
+    for rows in (100, 12):
+        chosen = replace(unit, options={**unit.options, "measure": {"rows": rows}}, metrics=(*unit.metrics, "loss"))
+        found.append(training.measure(model, split, chosen))
+    assert found[0] == pytest.approx(found[1], nan_ok=True)
+    with torch.no_grad():
+        bound = model.elbo(split.x_train, split.y_train)
+    assert found[1]["elbo_per_datapoint"] == pytest.approx(float(bound.per_datapoint))
 
 
 def test_finished_runs_are_not_repeated_and_other_options_are_other_runs(

@@ -83,8 +83,8 @@ def fit(
         device: where to train, e.g. `"cuda"`; by default where the model is.
         progress: whether to show progress.
         checkpoint: a file that makes the run resumable: killed at any moment and started again with the same
-            arguments it continues, on CPU to exactly the same parameters. Finished, it goes on when more steps are asked
-            for.
+            arguments it continues, on CPU to exactly the same parameters. Finished, it goes on when it is given more
+            steps.
         checkpoint_seconds: how often it is written.
         restarts: with L-BFGS, from how many starts; the best evidence is kept.
         log_every: steps between two entries of the history.

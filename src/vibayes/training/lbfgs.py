@@ -155,7 +155,7 @@ class LbfgsRun:
                 self.asked_to_stop, self.history.stopped = True, ASKED_TO_STOP
 
     def _go_on(self) -> None:
-        """Where a finished run used up its iterations and now may have more: its one start goes on, several begin anew."""
+        """Where a finished run used up its iterations and may have more now: one start goes on, several begin anew."""
         before, self.asked = self.asked, max(self.asked, self.options.last_step)
         if self.best is None or self.best["history"]["stopped"] or self.asked == before:
             return

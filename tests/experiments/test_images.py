@@ -115,6 +115,8 @@ def test_the_kl_weight_rises_in_steps_and_augmentation_is_named() -> None:
     by_epoch = [round(weight(100 * epoch), 6) for epoch in (0, 9, 10, 19, 20, 95, 99, 100, 999)]
     assert by_epoch == [0.0, 0.0, 0.1, 0.1, 0.2, 0.9, 0.9, 1.0, 1.0]
     assert "augment" not in how
+    tempered = training_options(merge(options, {"training": {"kl_weight": 0.5}}), 50_000)["kl_weight"]
+    assert [tempered(step) for step in (0, 1000, 9_000, 20_000)] == pytest.approx([0.0, 0.05, 0.45, 0.5])
     resnet = training_options(experiment.options_of("fac->gi ResNet-18", "cifar10"), 50_000)
     assert resnet["kl_weight"] == 0.05
     assert "RandomFlip" in repr(resnet["augment"])

@@ -482,6 +482,17 @@ def test_one_bad_step_is_undone(caplog: pytest.LogCaptureFixture) -> None:
     assert torch.isfinite(model.predict(data()[0]).mean).all()
 
 
+@pytest.mark.parametrize("apart", [12, 8])
+def test_failures_are_forgotten_after_more_than_ten_good_looks(apart: int) -> None:
+    """Six of them, one more than are tolerated, with 11 or 7 good looks between them."""
+    model = svgp(Flaky(lambda call: call % apart == 0))
+    if apart == 12:
+        assert len(fit(model, 73, log_every=1).events) == 6
+    else:
+        with pytest.raises(vb.TrainingError, match="also after going back 5 times"):
+            fit(model, 73, log_every=1)
+
+
 def test_a_bad_step_with_a_prior_is_undone_too() -> None:
     """Torch's own checks of distributions must not get in the way of going back."""
     model = svgp(Flaky(lambda call: call == 12))

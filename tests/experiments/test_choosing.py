@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from vibayes.errors import ConfigurationError
+from vibayes.experiments import choosing
 from vibayes.experiments.catalogue import get
 from vibayes.experiments.choosing import train_best
 from vibayes.experiments.experiment import Experiment, Unit, merge
@@ -15,6 +16,7 @@ from vibayes.experiments.results import finished
 from vibayes.experiments.runner import Settings, run_sweep
 from vibayes.experiments.sweep import Selection, expand
 from vibayes.experiments.training import load_split
+from vibayes.training.history import History
 
 
 def small() -> Experiment:
@@ -47,6 +49,17 @@ def bounds(choices: dict[str, list[Any]], where: Path) -> list[list[float]]:
     assert len(models) == len(histories) == 2
     assert all(history.events[-1].startswith("chosen by its bound: lr") for history in histories)
     return [history.per_datapoint for history in histories]
+
+
+def test_the_end_of_training_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of the last ten entries: neither how it began nor a single lucky one."""
+    courses = {0.3: [5.0] * 10 + [1.0] * 10, 0.2: [0.0] * 10 + [1.5] * 10, 0.1: [0.0] * 19 + [9.0]}
+
+    def trained(models: list[Any], data: Any, *, lr: list[float], **options: Any) -> list[History]:
+        return [History(n_data=1, step=list(range(20)), elbo=courses[rate]) for rate in lr]
+
+    monkeypatch.setattr(choosing, "fit_many", trained)
+    assert bounds({"lr": list(courses)}, tmp_path / "state") == [courses[0.2]] * 2
 
 
 @pytest.mark.parametrize(("name", "values"), [("lr", [0.02, 1e-4]), ("start", [0, 1000]), ("batch_size", [30, 10])])

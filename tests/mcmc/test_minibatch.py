@@ -186,3 +186,13 @@ def test_bad_options_are_refused() -> None:
         sample_minibatch(model, data(), batch_size=10, lr=0.0)
     with pytest.raises(TrainingError, match="diverged"):
         sample_minibatch(model, data(), batch_size=10, lr=1e9, burn_in=5, epochs=300, progress=False)
+
+
+def test_a_minibatch_stands_for_all_rows() -> None:
+    """Where parameters stay, the mean over the batches of an epoch is the log density given all rows."""
+    x = torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
+    model = vb.Model(vb.Linear(1, 1, posterior=vb.Point()), vb.Gaussian(0.1, learn=False))
+    options = {"lr": 1e-13, "temperature": 0.0, "burn_in": 0, "epochs": 1, "every": 1, "progress": False}
+    chains = sample_minibatch(model, (x, 2 * x[:, 0]), batch_size=10, **options)
+    whole = chains.target.evaluate(chains.target.current()[None])
+    assert float(chains.log_density) == pytest.approx(float(whole.log_density), rel=1e-9)

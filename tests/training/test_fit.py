@@ -367,6 +367,17 @@ def test_adam_waits_for_a_weight_of_the_kl_that_comes_later() -> None:
     assert history.step[-1] > 200
 
 
+def test_adam_does_not_stop_while_its_rate_rises() -> None:
+    """With a rate that is next to nothing the bound does not rise, which says little of the rate to come."""
+
+    def rising(step: int) -> float:
+        return 1e-12 * (step + 1) if step < 30 else 1.0
+
+    history = fit(svgp(), None, log_every=1, lr_schedule=rising, max_steps=40)
+    assert history.stopped == "reached max_steps=40"
+    assert history.lr[-1] == pytest.approx(0.01)
+
+
 def test_a_schedule_may_end_before_the_most_steps() -> None:
     x = torch.linspace(-2, 2, 20)[:, None]
     gp = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(5))

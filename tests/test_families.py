@@ -80,6 +80,31 @@ def test_inducing_points_lie_among_the_data_and_differ_between_seeds() -> None:
     assert len(of.inducing(1000)) == 60
 
 
+@pytest.mark.parametrize(("rows", "each"), [(29, False), (30, True)])
+def test_lengthscales_of_every_input_want_rows(rows: int, each: bool) -> None:
+    task = Task(torch.randn(rows, 3), 1, families.noise(1), "both")
+    options = {"kernel": "matern52", "n_inducing": 5}
+    deep = {**options, "depth": 2, "width": None}
+    models = [
+        families.gp(task, **options, method="auto", restarts=1).model,
+        families.deep_gp(task, **deep).model,
+        families.deep_wishart(task, **deep, mixing="A").model,
+    ]
+    found = [[m.lengthscale.value.ndim > 0 for m in model.modules() if isinstance(m, vb.Matern52)] for model in models]
+    assert found == [[each], [each, each], [each, False]]  # a Wishart layer's features have no axes
+
+
+def test_wide_tables_do_not_make_sure() -> None:
+    """With a lengthscale for each of a hundred columns the mean log density of other rows is below -20."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(160, 100, generator=generator)
+    y = x[:, :5].sum(1) + 0.3 * torch.randn(160, generator=generator)
+    task = Task(x[:60], 1, families.noise(1), "both")
+    model = families.gp(task, kernel="squared_exponential", method="auto", n_inducing=9, restarts=1).model
+    vb.fit(model, (x[:60], y[:60]), progress=False)
+    assert model.predict(x[60:]).log_prob(y[60:]).mean() > -2.5
+
+
 def test_starts_of_the_deep_gp_are_worth_many_steps() -> None:
     """After 60 steps the bound is near that of the exact GP; from the layers' own defaults it is far below."""
     generator = torch.Generator().manual_seed(0)

@@ -51,6 +51,9 @@ KERNELS: dict[str, type[Any]] = {
 }
 _PRIORS = {"neal": NealPrior, "standard": StandardPrior, "scale": ScalePrior}
 
+# A kernel has a lengthscale for every input where there are so many training rows for each, else one for all: evidence
+# that is maximised over many lengthscales overfits as that over a network's weights does (docs/decisions/families.md).
+ROWS_PER_LENGTHSCALE = 10
 # Up to how many training rows a GP is exact, and collapsed sparse; beyond, it sees minibatches.
 EXACT_ROWS = 2_000
 COLLAPSED_ROWS = 10_000
@@ -108,6 +111,11 @@ class Task:
     def width(self) -> int:
         """D."""
         return self.x.shape[1]
+
+    @property
+    def ard(self) -> bool:
+        """Whether there are rows enough for a lengthscale of every input."""
+        return len(self.x) >= ROWS_PER_LENGTHSCALE * self.width
 
     def batch(self, full: int = _FULL_BATCH) -> int | None:
         """How many rows a step takes; None for all."""
@@ -182,7 +190,7 @@ def gp(task: Task, *, kernel: str | Kernel, method: str, n_inducing: int, restar
     if method == "auto":
         n = len(task.x)
         method = "svgp" if not conjugate or n > COLLAPSED_ROWS else "exact" if n <= EXACT_ROWS else "sgpr"
-    chosen = _kernel(kernel, task.width, ard=True)
+    chosen = _kernel(kernel, task.width, ard=task.ard)
     if method in ("exact", "sgpr") and isinstance(task.likelihood, Gaussian):
         # the faster noise is for Adam; L-BFGS takes up to twice as many iterations with it
         learned = task.likelihood.noise
@@ -217,7 +225,7 @@ def deep_gp(task: Task, *, kernel: str, depth: int, width: int | None, n_inducin
         layers.append(
             GP(
                 p,
-                kernel=_kernel(kernel, d, ard=True),
+                kernel=_kernel(kernel, d, ard=task.ard),
                 mean=IdentityMean() if d == p and not last else None,
                 posterior=top if last else GlobalInducing("full"),
             )
@@ -234,7 +242,7 @@ def deep_wishart(task: Task, *, kernel: str, depth: int, width: int | None, n_in
     for number, (d, p) in enumerate(zip(widths, [*widths[1:], task.outputs], strict=True)):
         last = number == len(widths) - 1
         posterior = _sure(task) if last else GeneralizedWishart(mixing)
-        layers.append(GP(p, kernel=_kernel(kernel, d, ard=number == 0), posterior=posterior))
+        layers.append(GP(p, kernel=_kernel(kernel, d, ard=task.ard and number == 0), posterior=posterior))
     inducing = task.inducing(_positive(n_inducing, "n_inducing"))
     model = Model(nn.Sequential(*layers), task.likelihood, inducing, standardize=task.standardize)
     return Plan(model, steps=1_500, batch_size=task.batch(), n_samples=_DRAWS)

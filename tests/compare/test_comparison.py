@@ -138,6 +138,15 @@ def test_copies_and_coarse_targets_are_noted() -> None:
     assert not any("copy" in note or "steps of" in note for note in prepare(table(regression_frame(60)), ["y"]).notes)
 
 
+def test_tables_too_wide_for_lengthscales_are_noted() -> None:
+    frame = regression_frame(60)
+    wide = frame.assign(**{f"more {i}": np.random.RandomState(i).normal(size=60) for i in range(4)})
+    for given, noted in ((frame, False), (wide, True)):
+        data = prepare(table(given), ["y"])
+        assert (len(data.train) >= 10 * data.x.shape[1]) != noted
+        assert any("one lengthscale for all of them" in note for note in data.notes) == noted
+
+
 def test_numbers_that_may_be_classes_are_noted() -> None:
     frame = pd.DataFrame({"a": np.arange(60.0), "y": np.arange(60) % 3, "z": np.arange(60) % 3 / 2})
     told = "y is one of 0, 1, 2, taken as numbers; if they name classes, give --task classification."

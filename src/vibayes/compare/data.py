@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vibayes.compare.families import Problem, rounding
 from vibayes.errors import ConfigurationError, DataError
+from vibayes.families import ROWS_PER_LENGTHSCALE
 from vibayes.tables import Encoder, Table, Target
 from vibayes.tables.cells import count
 from vibayes.tables.reading import did_you_mean
@@ -109,12 +110,24 @@ def prepare(
     encoder = Encoder.learn(frame.iloc[train_rows], leave_out=(*targets, *ignore))
     encoded = encoder.encode(frame)
     notes += encoded.notes + _copies(encoded.x, y, train_rows, test_rows)
+    notes += _wide(encoded.x[train_rows])
     if target.kind == "regression":
         notes += _coarse(y[train_rows], target.names)
         notes += _few(y[known], target.names) if task is None else []
     return Data(
         table, encoder, target, torch.as_tensor(encoded.x), torch.as_tensor(y), known, train_rows, test_rows, notes
     )
+
+
+def _wide(x: NDArray[Any]) -> list[str]:
+    """A note where there are too few rows for a lengthscale of every input."""
+    n, d = x.shape
+    if d < 2 or n >= ROWS_PER_LENGTHSCALE * d:
+        return []
+    return [
+        f"{count(n, 'row')} for {d:,} inputs: kernels have one lengthscale for all of them, as one for each takes "
+        f"{ROWS_PER_LENGTHSCALE} rows per input. Columns that are known to say nothing are best left out with --ignore."
+    ]
 
 
 def _copies(x: NDArray[Any], y: NDArray[Any], train: NDArray[np.int64], test: NDArray[np.int64]) -> list[str]:

@@ -237,7 +237,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "gp",
             "Gaussian process",
-            "The plain one: smooth functions, one lengthscale for every column.",
+            "The plain one: smooth functions, one lengthscale for every column where rows allow it.",
             _gp("squared_exponential"),
             share=2.0,
             gp=True,

@@ -47,6 +47,10 @@ def test_several_targets_and_draws(name: str) -> None:
     assert drawn.shape == (7, 2, 5)
     assert np.array_equal(drawn, model.sample_y(X[:7], 5, random_state=1))
     assert not np.array_equal(drawn, model.sample_y(X[:7], 5, random_state=2))
+    generator = np.random.RandomState(0)
+    given = [model.sample_y(X[:7], 5, random_state=g) for g in (generator, generator, np.random.RandomState(0))]
+    assert np.array_equal(given[0], given[2])
+    assert not np.array_equal(given[0], given[1])
     one = small(name).fit(X, y)
     assert one.sample_y(X[:7], 5).shape == (7, 5)
 

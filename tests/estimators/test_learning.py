@@ -29,6 +29,7 @@ def test_regressors_learn(name: str) -> None:
     assert model.elbo_per_datapoint_ == pytest.approx(model.elbo_ / 50)
     quantiles = model.predict_quantiles(X[50:], [0.1, 0.5, 0.9])
     assert (np.diff(quantiles, axis=0) > 0).all()
+    assert np.array_equal(model.predict_quantiles(X[50:], 0.5), quantiles[1])
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

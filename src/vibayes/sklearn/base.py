@@ -219,8 +219,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _known(self, y: Any) -> NDArray[Any]:
         """Targets of new rows as the model takes them."""
 
-    def _function_draws(self, X: Any, n: int, seed: int | None) -> tuple[Tensor, Tensor]:
+    def _function_draws(
+        self, X: Any, n: int, random_state: int | np.random.RandomState | None
+    ) -> tuple[Tensor, Tensor]:
         """Targets `[n, N, P]` or classes `[n, N]` of joint function draws, and the functions."""
+        seed = random_state.randint(2**31) if isinstance(random_state, np.random.RandomState) else random_state
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
             raise ConfigurationError(f"n_samples must be a positive whole number, got {n!r}.")
         rows = self._rows(X)

@@ -44,7 +44,7 @@ class GPRegressor(Regressor, _GP):
 
     Args:
         kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"rational_quadratic"`, each with
-            one lengthscale per column where there are ten training rows for each, else one for all; or a vibayes kernel.
+            one lengthscale per column (one for all with fewer than ten training rows per column); or a vibayes kernel.
         method: `"exact"`, `"sgpr"`, `"svgp"`, or `"auto"`.
         n_inducing: inducing points of the sparse methods.
         restarts: starts of the exact GP, of which the one with the best evidence is kept.
@@ -66,7 +66,7 @@ class GPClassifier(Classifier, _GP):
 
     Args:
         kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"rational_quadratic"`, each with
-            one lengthscale per column where there are ten training rows for each, else one for all; or a vibayes kernel.
+            one lengthscale per column (one for all with fewer than ten training rows per column); or a vibayes kernel.
         method: `"exact"`, `"sgpr"`, `"svgp"`, or `"auto"`.
         n_inducing: inducing points of the sparse methods.
         restarts: starts of the exact GP, of which the one with the best evidence is kept.

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -49,16 +50,18 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return _numpy(lower), _numpy(upper)
 
     def predict_quantiles(self, X: Any, quantiles: Any = (0.05, 0.5, 0.95)) -> NDArray[Any]:
-        """Quantiles of each row's target: `[len(quantiles), N]`, or `[len(quantiles), N, P]`."""
-        return _numpy(self.predict_distribution(X).quantile([float(q) for q in quantiles]))
+        """Quantiles of each row's target: `[len(quantiles), N]`, or `[len(quantiles), N, P]`; of one level `[N]`."""
+        return _numpy(self.predict_distribution(X).quantile(torch.as_tensor(quantiles, dtype=torch.float64)))
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = None, noise: bool = True) -> Any:
+    def sample_y(
+        self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = None, noise: bool = True
+    ) -> Any:
         """Draw targets of all rows together: `[N, n_samples]`, or `[N, P, n_samples]` for several targets.
 
         Args:
             X: rows.
             n_samples: how many sets of targets.
-            random_state: a seed; the estimator's own when None.
+            random_state: a seed, or a generator that gives one; the estimator's own seed when None.
             noise: False for the functions themselves, without observation noise.
         """
         drawn, functions = self._function_draws(X, n_samples, random_state)
@@ -125,7 +128,9 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         chosen: NDArray[Any] = self.classes_[probs.argmax(1)]
         return chosen
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = None) -> NDArray[Any]:
+    def sample_y(
+        self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = None
+    ) -> NDArray[Any]:
         """Draw classes of all rows together, each set from one draw of the function: `[N, n_samples]`."""
         drawn, _ = self._function_draws(X, n_samples, random_state)
         codes = drawn[..., 0] if drawn.ndim == 3 else drawn

@@ -116,8 +116,13 @@ def test_gradients_by_matrix_and_by_bartlett_factor_agree(n: int, nu: int, form:
         _, T, log_det = q.rsample_factor(noise=noise)
         return q.log_prob_bartlett(T, log_det, sticking_the_landing=sticking)
 
+    def by_density(p: dict[str, Tensor]) -> Tensor:
+        q = build(nu, p, form)
+        T, density = q.rsample_with_density(noise=noise)
+        return q.log_prob_bartlett(T, density=density)
+
     expected = grad(by_bartlett)(p)
-    for other in (by_matrix, by_factor):
+    for other in (by_matrix, by_factor, *([by_density] if sticking else [])):
         for key, found in grad(other)(p).items():
             torch.testing.assert_close(found, expected[key], rtol=1e-6, atol=1e-7)
 
@@ -139,6 +144,16 @@ def test_sticking_the_landing_leaves_out_the_score() -> None:
         torch.testing.assert_close(full[key] - stuck[key], score[key])
     for key in ("scale_tril", "A", "B"):
         torch.testing.assert_close(full[key], stuck[key])
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_draws_with_their_densities_in_batches(batch: tuple[int, ...]) -> None:
+    p = {key: value.expand(*batch, *value.shape) for key, value in parameters(4, 2).items()}
+    q = build(2, p)
+    noise = torch.randn(3, *q.noise_shape)
+    T, density = q.rsample_with_density((3,), noise)
+    torch.testing.assert_close(T, q.rsample_bartlett((3,), noise))
+    torch.testing.assert_close(q.log_prob_bartlett(T, density=density), q.log_prob_bartlett(T))
 
 
 def test_no_gradient_noise_where_posterior_is_prior() -> None:

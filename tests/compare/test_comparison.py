@@ -227,10 +227,21 @@ def test_the_verdict_warns_of_intervals_that_are_too_narrow(regression: Data) ->
     told = comparison(regression, values, {"coverage_95": 0.75}).verdict()
     assert told.endswith("of the held-out values, 75% lie inside those that promise 95%.")
     assert "narrow" not in comparison(regression, values, {"coverage_95": 0.8125}).verdict()  # 13 of 16 is chance
-    assert "narrow" not in comparison(regression, values, {"accuracy": 0.5}).verdict()
     regression.test = np.arange(10_000)
     assert "narrow" not in comparison(regression, values, {"coverage_95": 0.92}).verdict()  # no chance, but small
     assert "narrow" in comparison(regression, values, {"coverage_95": 0.89}).verdict()
+
+
+def test_the_verdict_says_where_nothing_was_learned(regression: Data, classes: Data) -> None:
+    values = {"gp": 1.0, "deep-gp": 0.0}
+    assert "no better than their mean" in comparison(regression, values, {"r2": -0.1}).verdict()
+    for fine in ({"r2": 0.1}, {"r2": math.nan}, {}):
+        assert "no better" not in comparison(regression, values, fine).verdict()
+    shares = classes.y[classes.train].long().bincount().double() / len(classes.train)
+    chance = float(shares[classes.y[classes.test].long()].log().mean())
+    for better, told in ((-0.001, True), (0.001, False)):
+        found = {"accuracy": 0.9, "log_likelihood": chance + better}
+        assert ("no better than the frequencies" in comparison(classes, values, found).verdict()) == told
 
 
 # -- all of it --------------------------------------------------------------------------------------------------

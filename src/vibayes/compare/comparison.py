@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from vibayes.compare.data import MAX_TEST_ROWS, Data
 from vibayes.compare.display import Display, Silent
@@ -130,15 +131,26 @@ class Comparison:
         return said + self._caution()
 
     def _caution(self) -> str:
-        """A sentence where the held-out rows contradict the winner's intervals; they do not choose it."""
-        share = self.winner.scores[self.winner.best].get("coverage_95", 1.0)
+        """What the held-out rows say against the winner, whom they do not choose."""
+        found, said = self.winner.scores[self.winner.best], ""
+        if found.get("r2", 1.0) <= 0.0:
+            said += " But it predicts the held-out rows no better than their mean would."
+        elif "accuracy" in found and found["log_likelihood"] <= self._by_frequencies():
+            said += " But it predicts the held-out rows no better than the frequencies of the classes would."
+        share = found.get("coverage_95", 1.0)
         values = len(self.data.test) * len(self.data.target.names)
-        if share > LEVEL - max(NARROW, 3.0 * math.sqrt(LEVEL * (1.0 - LEVEL) / values)):
-            return ""
-        return (
-            f" But its intervals are too narrow: of the held-out values, {100 * share:.0f}% lie inside those that "
-            f"promise {100 * LEVEL:.0f}%."
-        )
+        if share <= LEVEL - max(NARROW, 3.0 * math.sqrt(LEVEL * (1.0 - LEVEL) / values)):
+            said += (
+                f" But its intervals are too narrow: of the held-out values, {100 * share:.0f}% lie inside those that "
+                f"promise {100 * LEVEL:.0f}%."
+            )
+        return said
+
+    def _by_frequencies(self) -> float:
+        """Mean log probability of the held-out rows' classes by their shares among the training rows."""
+        train, test = (self.data.part(rows)[1].long() for rows in (self.data.train, self.data.test))
+        shares = torch.bincount(train, minlength=len(self.data.target.labels)).double() / len(train)
+        return float(shares[test].log().mean())
 
 
 def compare(

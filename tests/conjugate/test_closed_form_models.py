@@ -265,7 +265,7 @@ def test_number_of_noises_is_that_of_targets(name: str) -> None:
     with pytest.raises(vb.ShapeError):
         model.condition(x, y)
     if "full" not in name and "mean_field" not in name:
-        with pytest.raises(vb.ShapeError, match="noise variances"):
+        with pytest.raises(vb.ShapeError, match="values of noise"):
             model.elbo(x, y)
 
 
@@ -366,7 +366,7 @@ def test_another_number_of_targets_is_refused_and_leaves_no_trace(name: str, sta
         for call in (model.condition, model.elbo, model.prepare, lambda a, b: vb.fit(model, (a, b), progress=False)):
             with pytest.raises(vb.ShapeError, match="target"):
                 call(x, other)
-    with pytest.raises(vb.ShapeError, match="noise variances for 3"):
+    with pytest.raises(vb.ShapeError, match="values of noise for 3"):
         model.initialize(x, others[0])
     assert torch.equal(model.predict(Z).mean, before.mean)
 

@@ -126,7 +126,8 @@ def _wide(x: NDArray[Any]) -> list[str]:
         return []
     return [
         f"{count(n, 'row')} for {d:,} inputs: kernels have one lengthscale for all of them, as one for each takes "
-        f"{ROWS_PER_LENGTHSCALE} rows per input. Columns that are known to say nothing are best left out with --ignore."
+        f"{ROWS_PER_LENGTHSCALE} rows per input, or a prior (gp-two-scales). Columns that are known to say nothing are "
+        "best left out with --ignore."
     ]
 
 

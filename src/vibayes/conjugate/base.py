@@ -110,11 +110,7 @@ class ConjugateModel(TrainableModel):
 
     def _check_targets(self, n: int) -> None:
         """Refuse a number of targets that the model is not built for."""
-        if len(self._noise) not in (1, n):
-            raise ShapeError(
-                f"The likelihood has {len(self._noise)} noise variances for {n} targets. "
-                f"Use Gaussian(noise, out_features={n}), or one noise for all."
-            )
+        self.likelihood.n_targets(n)
 
     # -- the bound ---------------------------------------------------------------------------------------
 

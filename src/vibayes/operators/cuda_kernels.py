@@ -96,16 +96,9 @@ def bartlett(
 
 
 def bartlett_backward(
-    squares: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    mu: Tensor,
-    sigma: Tensor,
-    noise: Tensor,
-    g_T: Tensor,
-    g_density: Tensor,
+    squares: Tensor, alpha: Tensor, beta: Tensor, sigma: Tensor, noise: Tensor, g_T: Tensor, g_density: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of `squares`, `beta`, `mu` and `sigma` in `bartlett`."""
+    """The gradients of `squares`, `beta`, `mu` and `sigma` in `bartlett`, which do not depend on `mu`."""
     b, n, p = noise.shape
     d_squares, d_beta = (noise.new_empty(b, p) for _ in range(2))
     d_mu, d_sigma = (noise.new_empty(b, n, p) for _ in range(2))

@@ -47,6 +47,13 @@ def test_a_page_runs_and_shows_what_it_prints_and_draws(name: str, tmp_path: Pat
         assert 0 < (DOCS / "images" / picture).stat().st_size < 60_000
 
 
+def test_the_code_of_the_readme_runs(tmp_path: Path) -> None:
+    printed = pages.run("../README", tmp_path, fast=True)
+    assert re.fullmatch(r"History\(\d+ steps, elbo .*, L-BFGS converged\)\n", printed[0])
+    assert printed[-1] == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"cubic.png", "digits.ckpt", "cubic-network"}
+
+
 def test_there_are_the_pages_that_matter_and_no_stray_pictures() -> None:
     found = pages.pages()
     assert "index" in found

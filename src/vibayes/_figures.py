@@ -90,6 +90,13 @@ def save(figure: "Figure | Axes", path: str | os.PathLike[str], *, dpi: int = 20
 
     Returns:
         The path.
+
+    >>> import tempfile
+    >>> from vibayes import plotting
+    >>> ax = plotting.ranking(["linear", "GP"], [-1.11, -1.09])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plotting.save(ax, f"{folder}/figures/ranking.pdf").name
+    'ranking.pdf'
     """
     target = Path(path)
     whole: Any = figure.figure.figure  # of axes, of axes on a part of a figure, and of the figure itself

@@ -18,6 +18,7 @@ from vibayes.errors import ConfigurationError, ShapeError, kind_of
 __all__ = ["Augment", "Compose", "RandomCrop", "RandomFlip"]
 
 Augment = Callable[[Tensor], Tensor]
+"""A function from images `[N, C, H, W]` to images of the same shape and dtype, as `fit(augment=...)` takes it."""
 
 
 class RandomFlip:

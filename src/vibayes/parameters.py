@@ -116,7 +116,14 @@ class Hyperparameter(nn.Module):
 class Real(Hyperparameter):
     """A hyperparameter without bounds.
 
-    >>> Real(0.5).fix().value.item()
+    Args:
+        value: the starting value, a number or a tensor.
+        learn: whether training changes it.
+        prior: a `torch.distributions` distribution over `value`; its log density enters the training objective.
+
+    >>> import vibayes as vb
+    >>> mean = vb.ConstantMean(Real(0.5, prior=torch.distributions.Normal(0.0, 1.0)))
+    >>> mean.value.value.item()
     0.5
     """
 
@@ -127,11 +134,19 @@ class Positive(Hyperparameter):
     `scale` multiplies the effective learning rate of the logarithm under Adam (thesis, appendix "Parameter
     scaling for Adam"). `least` is a known part that is not learned, such as the variance of rounding in a noise.
 
-    >>> noise = Positive(0.1, scale=10.0)
-    >>> round(noise.value.item(), 6)
-    0.1
-    >>> noise.fix(0.2).raw.requires_grad
-    False
+    Args:
+        value: the starting value, a number or a tensor.
+        learn: whether training changes it.
+        prior: a `torch.distributions` distribution over `value`; its log density enters the training objective.
+        scale: a factor of the learning rate.
+        least: a number below which the value cannot be.
+
+    >>> import vibayes as vb
+    >>> kernel = vb.SquaredExponential(1, lengthscale=Positive(2.0, prior=torch.distributions.LogNormal(0.0, 1.0)))
+    >>> kernel.lengthscale.set(0.5).value.item()
+    0.5
+    >>> kernel.lengthscale.fix()
+    Positive(0.5, fixed)
     """
 
     least: float = 0.0  # of the class, so that saved models that know of none have it

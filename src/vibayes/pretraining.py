@@ -96,6 +96,13 @@ def fit_noise(model: TrainableModel, x: Any, y: Any, batch_size: int = 4096, *, 
 
     Returns:
         The noise variance on the scale the model trains on (the mean over targets).
+
+    >>> import vibayes as vb
+    >>> model = vb.Model(vb.Linear(1, 1, posterior=vb.Point(prior=False)), vb.Gaussian(0.5, learn=False))
+    >>> x = torch.linspace(-1, 1, 40)[:, None]
+    >>> history = vb.fit(model, (x, 2 * x[:, 0] + 0.1 * torch.cos(70 * x[:, 0])), steps=300, lr=0.05, progress=False)
+    >>> round(fit_noise(model, x, 2 * x[:, 0] + 0.1 * torch.cos(70 * x[:, 0])), 3)
+    0.005
     """
     if type(model.likelihood) is not Gaussian:
         found = type(model.likelihood).__name__

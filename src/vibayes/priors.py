@@ -124,12 +124,10 @@ class NealPrior(Prior):
     """Weights of variance `1 / fan-in`, so that activations keep their size (thesis, Sec. "Priors"; Neal 1996).
 
     >>> import vibayes as vb
-    >>> vb.Linear(2, 1, prior=NealPrior())
-    Linear(
-      in_features=2, out_features=1, bias=True
-      (posterior): GlobalInducing(precision='diagonal')
-      (prior): NealPrior()
-    )
+    >>> layer = vb.Linear(100, 1, bias=False, prior=NealPrior(), posterior=vb.FromPrior())
+    >>> draws = vb.Model(layer, vb.Gaussian()).sample_functions(torch.ones(1, 100), 2000)  # the sum of 100 weights
+    >>> bool(0.8 < draws.var() < 1.2)
+    True
     """
 
     def root(self, layer: "WeightLayer", draw: Draw, *, learned: bool = True) -> Isotropic:
@@ -140,8 +138,11 @@ class NealPrior(Prior):
 class StandardPrior(Prior):
     """Weights of variance 1, whatever the fan-in (thesis, Sec. "Priors").
 
-    >>> StandardPrior()
-    StandardPrior()
+    >>> import vibayes as vb
+    >>> layer = vb.Linear(100, 1, bias=False, prior=StandardPrior(), posterior=vb.FromPrior())
+    >>> draws = vb.Model(layer, vb.Gaussian()).sample_functions(torch.ones(1, 100), 2000)  # the sum of 100 weights
+    >>> bool(80 < draws.var() < 120)
+    True
     """
 
     def root(self, layer: "WeightLayer", draw: Draw, *, learned: bool = True) -> Isotropic:

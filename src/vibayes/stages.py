@@ -76,7 +76,17 @@ def freeze(model: nn.Module) -> list[str]:
 
 
 def unfreeze(model: nn.Module) -> list[str]:
-    """Let training change the network's weights again: the joint stage, "pSVDKL" of the thesis."""
+    """Let training change the network's weights again: the joint stage, "pSVDKL" of the thesis.
+
+    Returns:
+        The names of the weights that training changes again.
+
+    >>> import vibayes as vb
+    >>> layer = vb.GP(1, kernel=vb.SquaredExponential(2), posterior=vb.LocalInducing(5))
+    >>> model = vb.Model(nn.Sequential(nn.Linear(3, 2), layer), vb.Gaussian())
+    >>> freeze(model) == unfreeze(model)
+    True
+    """
     return _set_training(model, True)
 
 

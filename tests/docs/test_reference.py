@@ -1,6 +1,7 @@
 """The reference leaves no public name out."""
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ MODULES = (
 )  # fmt: skip
 # What only the package itself needs, or only an annotation.
 INSIDE = {"Remote", "Schedule", "as_schedule", "cache_folder", "random_indices"}
+# What needs a package that is not always there, or only other functions call.
+WITHOUT_EXAMPLE = {"anneal", "fit_ivon"}
 
 
 def resolve(name: str) -> Any:
@@ -39,3 +42,12 @@ def test_every_public_name_of_a_module_stands_in_the_reference(module: str) -> N
     found = importlib.import_module(module)
     missing = [name for name in set(found.__all__) - INSIDE if callable(getattr(found, name))]
     assert [name for name in sorted(missing) if id(getattr(found, name)) not in there] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_function_has_an_example(module: str) -> None:
+    if module == "vibayes.plotting":
+        pytest.importorskip("matplotlib")
+    found = importlib.import_module(module)
+    functions = {name: getattr(found, name) for name in set(found.__all__) - INSIDE - WITHOUT_EXAMPLE}
+    assert [n for n, f in sorted(functions.items()) if inspect.isfunction(f) and ">>> " not in (f.__doc__ or "")] == []

@@ -38,10 +38,13 @@ class Bernoulli(Likelihood):
         link: `"logit"` or `"probit"`.
         n_quadrature: number of quadrature nodes; by default 12 for the logit and 20 for the probit.
 
-    >>> likelihood = Bernoulli()
-    >>> y = likelihood.check_targets(torch.tensor([True, False]))
-    >>> likelihood.log_prob(torch.zeros(2, 1), y).exp().tolist()
-    [0.5, 0.5]
+    >>> import vibayes as vb
+    >>> x = torch.linspace(-3, 3, 40)[:, None]
+    >>> layer = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))  # one output for each target
+    >>> model = vb.Model(layer, Bernoulli())
+    >>> history = vb.fit(model, (x, x[:, 0] > 0), steps=30, progress=False)
+    >>> model.predict(torch.tensor([[-2.0], [2.0]])).mode.tolist()
+    [0, 1]
     """
 
     kind: ClassVar[str] = "binary"
@@ -107,10 +110,14 @@ class Categorical(Likelihood):
     Args:
         n_latent_noise: number of latent samples.
 
-    >>> likelihood = Categorical()
-    >>> y = likelihood.check_targets(torch.tensor([0, 2]))
-    >>> likelihood.log_prob(torch.zeros(2, 4), y).exp().tolist()
-    [0.25, 0.25]
+    >>> import vibayes as vb
+    >>> x = torch.linspace(-3, 3, 40)[:, None]
+    >>> y = torch.bucketize(x[:, 0], torch.tensor([-1.0, 1.0]))  # 0, 1 and 2, from left to right
+    >>> layer = vb.GP(3, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))  # one output for each class
+    >>> model = vb.Model(layer, Categorical())
+    >>> history = vb.fit(model, (x, y), steps=30, progress=False)
+    >>> model.predict(torch.tensor([[-2.0], [2.0]])).probs.shape
+    torch.Size([2, 3])
     """
 
     kind: ClassVar[str] = "classes"
@@ -176,10 +183,14 @@ class Poisson(Likelihood):
 
     `E[log p(y | f)] = y mean - exp(mean + variance / 2) - log y!`.
 
-    >>> likelihood = Poisson()
-    >>> y = likelihood.check_targets(torch.tensor([0, 3]))
-    >>> [round(p, 4) for p in likelihood.log_prob(torch.zeros(2, 1), y).exp().tolist()]
-    [0.3679, 0.0613]
+    >>> import vibayes as vb
+    >>> x = torch.linspace(0, 3, 40)[:, None]
+    >>> layer = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))
+    >>> model = vb.Model(layer, Poisson())
+    >>> history = vb.fit(model, (x, x[:, 0].exp().round()), steps=30, progress=False)
+    >>> lower, upper = model.predict(torch.tensor([[2.0]])).interval(0.9)  # of the count, not of its mean
+    >>> bool(lower < upper), bool(lower == lower.round())
+    (True, True)
     """
 
     kind: ClassVar[str] = "counts"

@@ -41,10 +41,8 @@ class Gaussian(_RealTargets):
         learn: whether training changes it.
         out_features: None for one noise shared by all targets, or the number of targets for separate ones.
 
-    >>> likelihood = Gaussian(noise=0.1)
-    >>> y = likelihood.check_targets(torch.tensor([0.3, -1.0]))
-    >>> likelihood.log_prob(torch.zeros(2, 1), y).shape
-    torch.Size([2])
+    >>> Gaussian(0.1).noise, Gaussian(0.1, learn=False).noise, Gaussian(0.1, out_features=2).noise
+    (Positive(0.1), Positive(0.1, fixed), Positive(0.1, 0.1))
     """
 
     per_target: ClassVar[tuple[str, ...]] = ("noise",)
@@ -78,9 +76,15 @@ class HeteroscedasticGaussian(_RealTargets):
     The network's output has `2 P` columns: P means `f`, then P log variances `g`. With `g ~ N(m_g, v_g)`,
     `E[log p(y | f, g)] = -(log 2 pi + m_g + ((y - m_f)^2 + v_f) exp(-m_g + v_g / 2)) / 2`.
 
-    >>> likelihood = HeteroscedasticGaussian()
-    >>> likelihood.latent_features(3), likelihood.n_targets(2)
-    (6, 1)
+    >>> import vibayes as vb
+    >>> x = torch.linspace(0, 3, 100)[:, None]
+    >>> y = torch.sin(x[:, 0]) + 0.3 * x[:, 0] * torch.cos(50 * x[:, 0])  # ever noisier
+    >>> layer = vb.GP(2, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))  # for one target
+    >>> model = vb.Model(layer, HeteroscedasticGaussian())
+    >>> history = vb.fit(model, (x, y), steps=100, lr=0.05, progress=False)
+    >>> noise = model.predict(torch.tensor([[0.5], [2.5]])).aleatoric
+    >>> bool(noise[1] > 2 * noise[0])
+    True
     """
 
     latent_per_target: ClassVar[int] = 2
@@ -119,9 +123,14 @@ class StudentT(_RealTargets):
         out_features: None for one scale shared by all targets, or the number of targets for separate ones.
         n_quadrature: number of quadrature nodes.
 
-    >>> likelihood = StudentT(df=3.0, scale=0.5)
-    >>> round(likelihood.log_prob(torch.zeros(1, 1), torch.zeros(1, 1)).item(), 4)
-    -0.3077
+    >>> import vibayes as vb
+    >>> x = torch.linspace(-3, 3, 40)[:, None]
+    >>> y = torch.where(torch.arange(40) == 20, 10.0, 0.0)  # zero, but for one outlier
+    >>> layer = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))
+    >>> model = vb.Model(layer, StudentT(scale=0.1))
+    >>> history = vb.fit(model, (x, y), steps=30, progress=False)
+    >>> bool(model.predict(x).mean.abs().max() < 0.1)  # the outlier is ignored
+    True
     """
 
     per_target: ClassVar[tuple[str, ...]] = ("scale",)

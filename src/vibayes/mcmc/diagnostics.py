@@ -41,12 +41,21 @@ def ess(draws: Float[Tensor, "c s ..."]) -> Float[Tensor, "..."]:
 
 
 def ess_bulk(draws: Float[Tensor, "c s ..."]) -> Float[Tensor, "..."]:
-    """Effective sample size of rank-normalised draws: how well the centre of the distribution is known."""
+    """Effective sample size of rank-normalised draws `[C, S, ...]`: how well the centre of the distribution is known.
+
+    >>> heavy = torch.distributions.Cauchy(0.0, 1.0).sample((4, 500))  # which has no mean, but a centre
+    >>> float(ess_bulk(heavy)) > 1000
+    True
+    """
     return _ess(_normal_scores(_split(_checked(draws))))
 
 
 def ess_tail(draws: Float[Tensor, "c s ..."]) -> Float[Tensor, "..."]:
-    """Effective sample size for the 5% and 95% quantiles, the smaller of the two."""
+    """Effective sample size of draws `[C, S, ...]` for the 5% and 95% quantiles, the smaller of the two.
+
+    >>> float(ess_tail(torch.randn(4, 500))) > 1000
+    True
+    """
     draws = _checked(draws)
     flat = draws.flatten(0, 1)
     found = [_ess(_split((draws <= flat.quantile(q, dim=0)).to(draws.dtype))) for q in (0.05, 0.95)]

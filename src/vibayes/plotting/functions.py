@@ -65,6 +65,16 @@ def posterior_1d(
         xlabel: name and unit of the input.
         ylabel: name and unit of the output.
         legend: whether to explain the marks.
+
+    >>> import torch, vibayes as vb
+    >>> x = torch.linspace(-3, 3, 20)[:, None]
+    >>> model = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.01))
+    >>> model.condition(x, torch.sin(x[:, 0]))
+    >>> grid = torch.linspace(-5, 5, 50)[:, None]
+    >>> draws = model.sample_functions(grid, 5)
+    >>> ax = posterior_1d(model.predict(grid), grid, data=(x, torch.sin(x[:, 0])), samples=draws)
+    >>> [text.get_text() for text in ax.get_legend().get_texts()]
+    ['function draws', 'mean ± 2 sd', 'mean ± 1 sd', 'mean', 'data']
     """
     x = as_column(x_grid, "x_grid")
     order = np.argsort(x, kind="stable")
@@ -127,6 +137,13 @@ def compare_1d(
         columns: the most panels side by side.
         xlabel: name and unit of the input.
         ylabel: name and unit of the output.
+
+    >>> import torch
+    >>> grid = torch.linspace(-3, 3, 50)
+    >>> narrow, wide = ((torch.sin(grid), sd * torch.ones(50)) for sd in (0.1, 0.5))
+    >>> figure = compare_1d([("narrow", narrow), ("wide", wide)], grid, truth=torch.sin(grid))
+    >>> [ax.get_title() for ax in figure.axes]
+    ['narrow', 'wide']
     """
     if not panels:
         raise DataError("compare_1d needs at least one (title, prediction), got none.")

@@ -105,6 +105,15 @@ def layer_features(
         n_features: how many of each layer's outputs to draw, one row of panels per layer and one column per output.
         n_draws: how many draws to show.
         xlabel: name and unit of the input.
+
+    >>> import torch, vibayes as vb
+    >>> x = torch.linspace(-1, 1, 5)[:, None]
+    >>> first, last = vb.GP(2, kernel=vb.SquaredExponential(1)), vb.GP(1, kernel=vb.SquaredExponential(2))
+    >>> model = vb.Model(torch.nn.Sequential(first, last), vb.Gaussian(0.1), inducing=x)
+    >>> grid = torch.linspace(-2, 2, 20)[:, None]
+    >>> figure = layer_features(model.layer_functions(grid, 20), grid)
+    >>> len(figure.axes)  # two outputs of the first layer, one of the second
+    3
     """
     check_count(n_features, "n_features")
     check_count(n_draws, "n_draws")

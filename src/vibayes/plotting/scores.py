@@ -46,6 +46,17 @@ def learning_curve(
         history: what `fit` returned (lists `.step` and `.elbo`), or several of them by name.
         ax: where to draw; a new figure when None.
         per_datapoint: divide by `history.n_data`.
+
+    >>> import torch, vibayes as vb
+    >>> x = torch.linspace(-3, 3, 20)[:, None]
+    >>> data, histories = (x, torch.sin(x[:, 0])), {}
+    >>> for lr in (0.01, 0.03):
+    ...     layer = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(5))
+    ...     model = vb.Model(layer, vb.Gaussian(0.1))
+    ...     histories[f"lr {lr}"] = vb.fit(model, data, steps=30, lr=lr, log_every=10, progress=False)
+    >>> ax = learning_curve(histories, per_datapoint=True)
+    >>> len(ax.lines), ax.get_ylabel()
+    (2, 'ELBO (nats per data point)')
     """
     curves = dict(history) if isinstance(history, Mapping) else {"": history}
     if not curves or any(len(h.step) == 0 for h in curves.values()):
@@ -86,6 +97,12 @@ def calibration_curve(
         bins: how many bins of confidence.
         ax: where to draw; a new figure when None.
         title: of the axes.
+
+    >>> import torch
+    >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    >>> ax = calibration_curve(probs, torch.tensor([0, 0, 1, 1]), bins=10)
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('confidence', 'accuracy')
     """
     curve = prediction
     if not isinstance(curve, metrics.CalibrationCurve):
@@ -132,6 +149,15 @@ def coverage(
         ax: where to draw; a new figure when None. Curves of several models go on the same axes.
         title: of the axes.
         label: name of the curve.
+
+    >>> import torch, vibayes as vb
+    >>> x = torch.linspace(-3, 3, 40)[:, None]
+    >>> y = torch.sin(x[:, 0]) + 0.1 * torch.cos(31 * x[:, 0])
+    >>> model = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.01))
+    >>> model.condition(x[::2], y[::2])
+    >>> ax = coverage(model.predict(x[1::2]), y[1::2], label="GP")
+    >>> ax.get_ylabel()
+    'share of targets inside'
     """
     nominal, covered = (as_array(v, "coverage") for v in metrics.coverage_curve(prediction, y, levels))
     ideal = np.linspace(0, 1, 101)
@@ -169,6 +195,10 @@ def ranking(
         xlabel: what the values are, with their unit.
         title: of the axes.
         ax: where to draw; a new figure when None.
+
+    >>> ax = ranking(["linear", "GP", "deep GP"], [-1.11, -1.09, -1.14], [0.0, 0.0, 0.002], xlabel="nats per row")
+    >>> [label.get_text() for label in ax.get_yticklabels()]  # from the bottom up
+    ['deep GP', 'linear', 'GP']
     """
     centre = as_column(values, "values")
     bars = None if errors is None else as_column(errors, "errors")

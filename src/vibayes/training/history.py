@@ -25,6 +25,13 @@ class History:
         n_data: how many rows the bound is for.
         stopped: why training ended.
         events: roll-backs and other things worth knowing.
+
+    >>> import torch, vibayes as vb
+    >>> x = torch.linspace(-3, 3, 30)[:, None]
+    >>> layer = vb.GP(1, kernel=vb.SquaredExponential(1), posterior=vb.LocalInducing(10))
+    >>> history = vb.fit(vb.Model(layer, vb.Gaussian(0.1)), (x, torch.sin(x[:, 0])), steps=150, progress=False)
+    >>> history.step, history.elbo[-1] > history.elbo[0], history.stopped
+    ([50, 100, 150], True, 'ran the 150 steps asked for')
     """
 
     n_data: int = 0

@@ -1,14 +1,15 @@
 """What mkdocs does on top of rendering pages: the results tables, and the list of decisions."""
 
+import contextlib
+import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
 
+from vibayes.experiments.__main__ import main as bench
 from vibayes.experiments.catalogue import EXPERIMENTS
 from vibayes.experiments.experiment import Experiment
 
@@ -53,11 +54,10 @@ def _tables(experiment: Experiment) -> str:
     parts = []
     for preset in (None, *experiment.presets):
         words = ["table", experiment.name, *(["--preset", preset] if preset else [])]
-        command = [sys.executable, "-m", "vibayes.experiments", *words, "--out", str(RESULTS)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            raise RuntimeError(f"`vibayes bench {' '.join(words)}` failed:\n{done.stderr}")
-        text = _only_ours(done.stdout).replace(experiment.note, "")  # which stands above
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            if bench([*words, "--out", str(RESULTS)]):
+                raise RuntimeError(f"`vibayes bench {' '.join(words)}` failed.")
+        text = _only_ours(printed.getvalue()).replace(experiment.note, "")  # which stands above
         if "| --- |" in text or not preset:
             if preset:
                 parts.append(f"## {experiment.name} --preset {preset}\n\nWith {experiment.presets[preset]}")

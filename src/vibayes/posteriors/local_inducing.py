@@ -37,7 +37,7 @@ class LocalInducing(Posterior):
     - `"whitened"`: `q(v_p) = N(m_p, R_p R_p^T)` for every output p, with `m` and the lower triangular `R` learned
       (Hensman et al. 2015; Salimbeni & Deisenroth 2017).
     - `"pseudo"`: `q(u_p)` proportional to `N(u_p; 0, K) N(y_p; u_p, Lambda^-1)` with pseudo-outputs `y` and their
-      precision `Lambda` learned (thesis, Sec. "Global inducing points", local version). In `v` it is
+      precision `Lambda` learned (thesis, Eq. `eq:gi:U|V`, with inputs of the layer's own). In `v` it is
       `N(B^-1 L^T Lambda y, B^-1)` with `B = I + L^T Lambda L`: with a full `Lambda`, every Gaussian below the prior.
 
     Either way `KL(q || p)` is closed-form and, in a GP, `v` is integrated out of the bound. Layers of weights know the

@@ -40,8 +40,9 @@ class LocalInducing(Posterior):
       precision `Lambda` learned (thesis, Eq. `eq:gi:U|V`, with inputs of the layer's own). In `v` it is
       `N(B^-1 L^T Lambda y, B^-1)` with `B = I + L^T Lambda L`: with a full `Lambda`, every Gaussian below the prior.
 
-    Either way `KL(q || p)` is closed-form and, in a GP, `v` is integrated out of the bound. Layers of weights know the
-    second form only, with `u = D v` and `D` the features of the inducing inputs times the prior's root; inputs and
+    Either way, in a GP, `KL(q || p)` is closed-form and `v` is integrated out of the bound. Layers of weights know the
+    second form only, with `u = D v` and `D` the features of the inducing inputs times the prior's root. With more
+    weights per output than inducing inputs, their `v` is drawn, and the KL estimated by the draw. Inputs and
     pseudo-outputs start standard normal there, and log precisions at -4 (0 in the last layer), as in the thesis.
 
     Args:

@@ -34,7 +34,9 @@ class Model(TrainableModel):
     Args:
         network: any module whose Bayesian layers are vibayes layers.
         likelihood: the distribution of targets given the network's output.
-        inducing: inducing inputs `[M, ...]` that enter with the data, in user units.
+        inducing: global inducing inputs `[M, ...]`, such as `x[:100]` or `choose_inducing(x, 100)`, in user units.
+            They go through the network together with the data, and are learned. Needed where a layer has the posterior
+            `GlobalInducing`, the default of layers, or `GeneralizedWishart`.
         standardize: `None`, `"inputs"`, `"targets"` or `"both"`: standardise by training statistics inside the model.
             What goes in and comes out stays in user units.
 

@@ -243,6 +243,10 @@ class TrainableModel(nn.Module, ABC):
             n_samples: how many draws.
             n_data: size of the whole data set when `(x, y)` is a minibatch of it.
             kl_weight: weight of the KL in `Elbo.objective`; `Elbo.value` always has weight one.
+
+        Returns:
+            An `Elbo`: `value` in total nats, its Monte Carlo error `stderr`, `per_datapoint`, and the `objective` to
+            train on.
         """
         check_count(n_samples, "n_samples")
         batch = self.prepare(x, y)

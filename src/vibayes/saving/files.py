@@ -89,7 +89,7 @@ def load(
     """Read a model or estimator that `save` wrote; its predictions are those of the saved one.
 
     No code of the folder is executed: names in it stand for classes of vibayes and `torch.nn` only. A network of your
-    own is recorded by the name of its class, which is to be handed in.
+    own is recorded by the name of its class; pass that class in `classes`.
 
     Args:
         folder: where the model is.

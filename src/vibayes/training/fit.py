@@ -61,7 +61,7 @@ def fit(
     `NotPositiveDefiniteError` that names the layer. Then, as when interrupted, the model is at its last good state.
 
     Where `torch.distributed` is initialised (under `torchrun`), every process takes its part of each batch and
-    gradients are averaged: called alike in all of them, with the same model and data, they train one model together.
+    gradients are averaged. All processes must call `fit` with the same arguments, and then train one model together.
 
     Args:
         model: a `Model`, `ExactGP`, `SGPR` or `LinearRegression`.
@@ -75,16 +75,16 @@ def fit(
         lr: learning rate of Adam.
         lr_schedule: factor of `lr` at each step, e.g. `schedules.piecewise([10_000], [1.0, 0.1])`.
         lr_factors: with Adam, factors of `lr` for some parameters, by name, with `*` for any letters, such as
-            `{"inducing": 0.1, "*.kernel.*": 3.0}`: those of its own name, or else of the longest pattern. Names are
-            those of `model.named_parameters()`, hyperparameters without `.raw`.
+            `{"inducing": 0.1, "*.kernel.*": 3.0}`. A parameter's own name counts before patterns, and a longer pattern
+            before a shorter one. Names are those of `model.named_parameters()`, hyperparameters without `.raw`.
         kl_weight: weight of the KL, a number or a schedule. The history holds the untempered bound.
         n_samples: draws per step; by default 10, or 1 where all draws of the layers are the same.
         seed: governs starting values, the order of minibatches and the draws.
         device: where to train, e.g. `"cuda"`; by default where the model is.
         progress: whether to show progress.
         checkpoint: a file that makes the run resumable: killed at any moment and started again with the same
-            arguments it continues, on CPU to exactly the same parameters. Finished, it goes on when it is given more
-            steps.
+            arguments it continues, on CPU to exactly the same parameters. A finished run continues when it is given
+            more steps.
         checkpoint_seconds: how often it is written.
         restarts: with L-BFGS, from how many starts; the best evidence is kept.
         log_every: steps between two entries of the history.
@@ -95,8 +95,8 @@ def fit(
         noise: prepared noise of the draws at a step, `[S, ...]` by name; for comparisons.
         callback: called with each new entry of the history, a `Logged` (`.step`, `.elbo`, `.numbers()`), to write it
             to a logger; training ends when it returns something true. What it draws at random, as `model.elbo` does,
-            does not change the run's draws on a CPU. Under `torchrun` it is called in every process
-            and must answer alike.
+            does not change the run's draws on a CPU. Under `torchrun` it is called in every process and must return
+            the same in each.
         weight_decay: with Adam, adds `weight_decay / 2 * |w|^2` to the loss per row, where `w` are the weights of plain
             torch modules and of `Point` layers; hyperparameters and variational parameters have priors instead. The
             history's bound does not contain it.

@@ -173,5 +173,6 @@ DRAWING = Drawing(
     {name: name.split("-")[0] for name in FIGURES},
     resumable=tuple(FIGURES),
     on_request=tuple(_SHORT),
+    on_gpu=tuple(FIGURES),
 )
 run = DRAWING.run

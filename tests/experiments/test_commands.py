@@ -243,6 +243,19 @@ def test_report_of_results_that_hold_numbers_only(tmp_path: Path) -> None:
     assert "-0.312" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.parametrize(("bound", "word"), [(-0.5, "ELBO"), (None, "objective")])
+def test_a_curve_is_called_a_bound_where_there_is_one(bound: float | None, word: str, tmp_path: Path) -> None:
+    """A plain network's is the log likelihood that it maximises."""
+    unit = expand(get("dkl-uci"), Selection(datasets=["boston"], models=["fNN"], splits="0"))[0]
+    kept = {key: getattr(unit, key) for key in ("experiment", "dataset", "model", "builder", "split", "options")}
+    curve = {"step": [1, 2], "elbo_per_datapoint": [-1.0, -0.5]}
+    write_result(
+        tmp_path / unit.path, kept | {"metrics": {"elbo_per_datapoint": bound}, "seconds": 1.0, "curve": curve}
+    )
+    commands.report(["dkl-uci"], out=tmp_path, file=tmp_path / "report.html")
+    assert f"boston fNN: {word} per datapoint" in (tmp_path / "report.html").read_text()
+
+
 def test_report_tells_figures_of_one_label_apart(tmp_path: Path) -> None:
     number = {"name": "test_ll", "ours": -0.5, "thesis": None, "reference": None}
     short = [Figure(name, "tab:batch", numbers=[number]) for name in ("one-short", "other-short")]

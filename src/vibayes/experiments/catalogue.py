@@ -261,7 +261,7 @@ _LATER = (
                note="One pipeline of stages per figure, on one fixed split, run once where the thesis has three runs; "
                "choose some with --figures, such as cifar10. UTKFace at the size of its files. Needs a GPU. With "
                "-short at the end, such as cifar10-short: an eighth of the epochs, NN, fSVDKL and pSVDKL only. The "
-               "thesis's test errors of fSVDKL on UTKFace are suspect: they equal its training errors."),
+               "thesis's test errors of fSVDKL on UTKFace are suspect: some equal its training errors."),
     Experiment("dkl-hmc", "Fully Bayesian deep kernel learning by HMC", ("fig:dkl:hmc",),
                script="vibayes.experiments.dkl_hmc",
                note="Priors of hyperparameters and starts are ours; the step size is adapted; 4 chains. With 20 points "

@@ -111,7 +111,7 @@ def sgld(
         ax = figure.subplots()
         for name, chain in chains.items():
             ax.plot(chain.log_density[0].cpu() / len(data.x_train), label=name, linewidth=0.9)
-        ax.legend(loc="lower right", fontsize=7)
+        ax.legend(loc="best", fontsize=7)
         label_axes(ax, f"SGLD, {dataset}", "draw", "log density per row")
     setup = {
         "device": pipeline.device,

@@ -140,7 +140,9 @@ class Section:
                 and row.thesis is not None
                 and all(row.printed.get(key, "") == value for key, value in unit.columns.items())
             ]
-            plot = svg.curves(f"{unit.title}: ELBO per datapoint", lines, known[0] if known else None)
+            bounded = any(r["metrics"].get("elbo_per_datapoint") is not None for r in results)
+            title = f"{unit.title}: {'ELBO' if bounded else 'objective'} per datapoint"
+            plot = svg.curves(title, lines, known[0] if known else None)
             shown.append(f"<figure>{plot}</figure>")
         return (
             '<h3>Learning curves</h3><p class="small">The bound against the step, one line per split, on the minibatch '

@@ -101,6 +101,7 @@ class ProgressFile:
             "step": step,
             "steps": self.steps,
             "rate": (done - self.first) / elapsed if elapsed > 0 else None,
+            "seconds": elapsed,
             "pid": os.getpid(),
         }
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
@@ -218,9 +219,8 @@ class Display:
             shown.text = f"step {seen['step']}/{seen['steps']}"
             if rate:
                 rest = (1.0 - shown.fraction) / max(shown.fraction - seen["first"], 1e-9)
-                spent = (seen["fraction"] - seen["first"]) * seen["steps"] / rate
                 shown.text += f"  {rate:.0f} steps/s" if rate >= 10 else f"  {rate:.2g} steps/s"
-                shown.text += f"  {duration(rest * spent)} left"
+                shown.text += f"  {duration(rest * seen['seconds'])} left"
 
     def _loop(self) -> None:
         every = LIVE_SECONDS if self._live is not None else PLAIN_SECONDS

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from vibayes.errors import ConfigurationError
-from vibayes.experiments import choosing
+from vibayes.experiments import choosing, runner
 from vibayes.experiments.catalogue import get
 from vibayes.experiments.choosing import train_best
 from vibayes.experiments.experiment import Experiment, Unit, merge
 from vibayes.experiments.models import build
 from vibayes.experiments.results import finished
 from vibayes.experiments.runner import Settings, run_sweep
-from vibayes.experiments.sweep import Selection, expand
+from vibayes.experiments.sweep import Selection, expand, plan
 from vibayes.experiments.training import load_split
 from vibayes.training.history import History
 
@@ -87,3 +87,36 @@ def test_numbers_of_starts_that_are_none_are_refused(starts: Any) -> None:
     (unit, _) = units_of(starts=starts)
     with pytest.raises(ConfigurationError, match="starts is how many"):
         build(unit.builder, load_split(unit), unit.options, 0)
+
+
+def test_how_many_trained_at_once_is_noted_with_batch_sizes_to_choose_from(settings: Settings) -> None:
+    """Every batch size has a checkpoint of its own, and a note beside it."""
+    experiment = small()
+    choices = {"training": {"batch_choices": [30, 10], "lr_choices": [0.02, 1e-4]}}
+    experiment = dataclasses.replace(experiment, options=merge(experiment.options, choices))
+    units = expand(experiment, Selection(models=["SVDKL"], steps=20))
+    assert run_sweep(units, settings).ok
+    results = [finished(settings.out, unit) for unit in units]
+    assert [result and result["group"]["chunk"] for result in results] == [2, 2]
+
+
+def test_a_resumed_group_leaves_it_to_the_trainer_how_many_train_at_once(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU they are as many as fit; its trainer noted them beside each checkpoint."""
+    given = []
+
+    def stopped(units: list[Unit], splits: Any, *, checkpoint: Path, chunk: int | None, **options: Any) -> Any:
+        given.append(chunk)
+        Path(f"{checkpoint}.chunk").write_text("3")  # of the two splits at two rates
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "train_group", stopped)
+    units = units_of()
+    how = {"chunk": None, "code": runner.code_digest()}
+    (group,) = plan(settings.out, units, size=None, how=how)
+    task = {"group": group.to_dict(), "out": str(settings.out), "device": "cpu", "checkpoint_seconds": 15.0}
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            runner.work(task)
+    assert given == [None, None]

@@ -84,6 +84,10 @@ def test_run_and_resume(tiny: Experiment, tmp_path: Path, capsys: pytest.Capture
         (["run", "tiny", "--models", " ,"], "An option got no name"),
         (["run", "tiny", "--splits", "0-99999999999"], "splits are numbers up to 99,999"),
         (["run", "intro", "--steps", "5"], "draws figures"),
+        (["run", "intro", "--device", "cuda"], "takes --figures, --seed, --out and --quiet only"),
+        (["run", "intro", "--compile"], "draws figures"),
+        (["run", "intro", "--executor", "processes"], "draws figures"),
+        (["run", "intro", "--workers", "2"], "draws figures"),
         (["run", "later"], "later needs patience, not available yet"),
         (["show", "intor"], "Did you mean 'intro'?"),
         (["table", "dkl-uci", "--format", "xml"], "no format 'xml'"),
@@ -241,6 +245,19 @@ def test_report_of_results_that_hold_numbers_only(tmp_path: Path) -> None:
     write_result(tmp_path / unit.path, kept | {"metrics": {"test_ll": -0.3125}, "seconds": 1.0})
     commands.report(["dkl-uci"], out=tmp_path, file=tmp_path / "report.html")
     assert "-0.312" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("bound", "word"), [(-0.5, "ELBO"), (None, "objective")])
+def test_a_curve_is_called_a_bound_where_there_is_one(bound: float | None, word: str, tmp_path: Path) -> None:
+    """A plain network's is the log likelihood that it maximises."""
+    unit = expand(get("dkl-uci"), Selection(datasets=["boston"], models=["fNN"], splits="0"))[0]
+    kept = {key: getattr(unit, key) for key in ("experiment", "dataset", "model", "builder", "split", "options")}
+    curve = {"step": [1, 2], "elbo_per_datapoint": [-1.0, -0.5]}
+    write_result(
+        tmp_path / unit.path, kept | {"metrics": {"elbo_per_datapoint": bound}, "seconds": 1.0, "curve": curve}
+    )
+    commands.report(["dkl-uci"], out=tmp_path, file=tmp_path / "report.html")
+    assert f"boston fNN: {word}<" in (tmp_path / "report.html").read_text()
 
 
 def test_report_tells_figures_of_one_label_apart(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 import vibayes as vb
 from vibayes.datasets import Split
 from vibayes.experiments import catalogue, dkl_images, dkl_mnist, dkl_models, dkl_toy, dkl_toy_figures
-from vibayes.experiments.dkl_models import FULL_BATCH_STEPS, feature_network
+from vibayes.experiments.display import steps_of
+from vibayes.experiments.dkl_models import DKL_MODELS, FULL_BATCH, FULL_BATCH_STEPS, feature_network
 from vibayes.experiments.dkl_pipeline import METHODS, Pipeline, Stage, measure
 from vibayes.experiments.experiment import Unit
 from vibayes.experiments.models import build
@@ -82,6 +83,21 @@ def test_full_batch_methods_take_the_steps_of_batched_ones_up_to_a_limit() -> No
     assert training["steps"] == FULL_BATCH_STEPS
     schedule = training["lr_schedule"]  # falls where the batched ones' does, not at half of its own steps
     assert [schedule(step) for step in (0, 6959, 6960, 7999)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("name", DKL_MODELS)
+def test_full_batches_are_known_by_name(name: str) -> None:
+    """What is told of a run, and how much work it is taken for, does not need its data."""
+    options = catalogue.get("dkl-uci").options_of(name, "boston")
+    _, training = build(name, table(455), options, 0)
+    assert (training["batch_size"] is None) == (name in FULL_BATCH)
+
+
+def test_the_steps_that_are_told_are_those_that_are_taken() -> None:
+    chosen = expand(catalogue.get("dkl-uci"), Selection(splits="0"))
+    steps = {(unit.dataset, unit.model): steps_of(unit) for unit in chosen}
+    assert steps["energy", "DKL"] == steps["power", "VDKL"] == steps["protein", "fNN"] == FULL_BATCH_STEPS
+    assert (steps["boston", "fNN"], steps["energy", "SVDKL"], steps["power", "sNN"]) == (6_000, 8_800, 13_920)
 
 
 def test_exact_kernels_are_for_the_small_sets() -> None:

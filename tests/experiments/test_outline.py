@@ -31,6 +31,26 @@ def test_runs_that_differ_in_an_option_stand_apart() -> None:
     assert any("protein: 5 splits, 20000 steps" in line for line in lines)
 
 
+@pytest.mark.parametrize("name", [n for n, experiment in catalogue.EXPERIMENTS.items() if not experiment.script])
+def test_every_option_is_told_of(name: str) -> None:
+    experiment = catalogue.get(name)
+    text = commands.describe(name)
+    for dataset in experiment.datasets:
+        for model in catalogue.available(experiment):
+            for section in experiment.options_of(model, dataset).values():
+                told = section.items() if isinstance(section, dict) else ()
+                assert all(f"{key}={value}" in text for key, value in told if value is not None)
+
+
+def test_figures_that_are_said_to_need_a_gpu_are_skipped_without_one() -> None:
+    """Else ResNet-18 would train for weeks on a CPU."""
+    said = [experiment for experiment in catalogue.EXPERIMENTS.values() if "Needs a GPU" in experiment.note]
+    assert len(said) == 3
+    for experiment in said:
+        drawing = import_module(experiment.script).DRAWING
+        assert set(drawing.on_gpu) == set(drawing.figures)
+
+
 def test_of_chosen_runs_the_folders_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["--datasets", "boston", "yacht", "--models", "DGP", "--depths", "2,5", "--set", "lr=0.5"]
     assert main(["show", "dwp-uci", *typed]) == 0

@@ -209,6 +209,20 @@ def test_quoted_and_misprinted_numbers_are_marked() -> None:
     assert "(misprint)" in render({"t": [Row(wine)]}, everything=True)
 
 
+def test_a_misprinted_standard_error_is_marked_and_counts_for_nothing() -> None:
+    """Of the bounds of UTKFace by feature dimension; that of the first row is another row's."""
+    printed = reference.load_table("tab_dkl_fd_age")
+    bounds = [row for row in printed if row["metric"] == "elbo_per_datapoint"]
+    assert len(bounds) == 15
+    for row in bounds:
+        assert "(misprinted error)" in render({"t": [Row(row)]}, everything=True)
+    row = summarise(bounds[0], [-0.5, -0.6, -0.7])  # the thesis: -0.22 +- 1.00
+    assert row.thesis_stderr is None
+    assert row.difference_stderr == pytest.approx(row.ours_stderr)
+    assert row.verdict == "worse"
+    assert sum("misprinted" in render({"t": [Row(row)]}, everything=True) for row in printed) == 15
+
+
 def test_markdown_says_it_all(boston: Path) -> None:
     text = commands.table("dkl-uci", Selection(datasets=["boston"], models=["SVGP"]), out=boston)
     line = next(line for line in text.splitlines() if "elbo_per_datapoint" in line)

@@ -121,8 +121,12 @@ def run_experiment(
     """
     experiment = catalogue.get(name)
     if experiment.script:
-        if selection != Selection():
-            raise ConfigurationError(f"{experiment.name} draws figures; it takes --figures, --seed and --out only.")
+        usual = Settings(settings.out, command=settings.command, show=settings.show)
+        given = (selection, settings, executor, workers, address)
+        if given != (Selection(), usual, "process", None, None):
+            raise ConfigurationError(
+                f"{experiment.name} draws figures; it takes --figures, --seed, --out and --quiet only."
+            )
         draw_figures(experiment, settings.out, words(figures), seed or 0)
         return 0
     if figures:

@@ -5,6 +5,7 @@ Workers leave their progress in small files, whatever process or machine they ru
 
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -17,8 +18,9 @@ from typing import Any, Self
 
 from vibayes import datasets
 from vibayes.errors import VibayesError
+from vibayes.experiments.dkl_models import FULL_BATCH, FULL_BATCH_STEPS
 from vibayes.experiments.experiment import Unit
-from vibayes.experiments.models import n_steps
+from vibayes.experiments.models import n_steps, tried
 from vibayes.experiments.sweep import Group
 
 __all__ = ["Display", "ProgressFile", "cost", "duration"]
@@ -47,17 +49,22 @@ def steps_of(unit: Unit) -> int:
         # images have a fixed split; of tables nine tenths are trained on
         most = info.n_train if info.kind == "image" and info.n_train else round(0.9 * info.n_rows)
         rows = min(data.get("n_train") or most, most)
-        return n_steps(unit.options["training"], rows)
+        steps = n_steps(unit.options["training"], rows)
     except VibayesError:
         return 1
+    return min(steps, FULL_BATCH_STEPS) if unit.builder in FULL_BATCH else steps
 
 
 def cost(unit: Unit) -> float:
-    """About how much work a run is, in arbitrary units: steps times the linear algebra of one step."""
+    """About how much work a run is, in arbitrary units: steps times the linear algebra of one step.
+
+    A run that chooses among settings takes as many times as long as there are settings.
+    """
     M = unit.options.get("model", {}).get("n_inducing") or 100
     batch = unit.options.get("training", {}).get("batch_size") or 1000
     # besides arithmetic, a step has an overhead: about that of 150 x 150 x 150 products
-    return float(steps_of(unit)) * (M**3 + batch * M**2 + 150.0**3)
+    settings = math.prod(map(len, tried(unit.options.get("training", {})).values()))
+    return float(settings * steps_of(unit)) * (M**3 + batch * M**2 + 150.0**3)
 
 
 class ProgressFile:
@@ -67,7 +74,8 @@ class ProgressFile:
         self.path = group.folder.with_name(group.folder.name + ".progress")
         self.steps, self.also = steps_of(group.units[0]), also
         runs, chunk = len(group.units), group.how.get("chunk") or len(group.units)
-        self.rounds = -(-runs // chunk)
+        sizes = len(tried(group.units[0].options.get("training", {})).get("batch_size", [None]))
+        self.rounds = -(-runs // chunk) * sizes  # rates and starts are tried side by side, batch sizes are not
         self.round, self.last = 0, 0
         self.begin = time.time()
         self.first: int | None = None
@@ -93,6 +101,7 @@ class ProgressFile:
             "step": step,
             "steps": self.steps,
             "rate": (done - self.first) / elapsed if elapsed > 0 else None,
+            "seconds": elapsed,
             "pid": os.getpid(),
         }
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
@@ -210,9 +219,8 @@ class Display:
             shown.text = f"step {seen['step']}/{seen['steps']}"
             if rate:
                 rest = (1.0 - shown.fraction) / max(shown.fraction - seen["first"], 1e-9)
-                spent = (seen["fraction"] - seen["first"]) * seen["steps"] / rate
                 shown.text += f"  {rate:.0f} steps/s" if rate >= 10 else f"  {rate:.2g} steps/s"
-                shown.text += f"  {duration(rest * spent)} left"
+                shown.text += f"  {duration(rest * seen['seconds'])} left"
 
     def _loop(self) -> None:
         every = LIVE_SECONDS if self._live is not None else PLAIN_SECONDS

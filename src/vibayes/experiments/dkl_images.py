@@ -186,6 +186,7 @@ DRAWING = Drawing(
     {name: name.split("-")[0] for name in FIGURES},
     resumable=tuple(FIGURES),
     on_request=tuple(name for name in FIGURES if name.endswith("-short")),
+    on_gpu=tuple(FIGURES),
 )
 
 

@@ -19,9 +19,10 @@ from vibayes.pretraining import fit_noise
 
 Training = dict[str, Any]
 
-__all__ = ["DKL_MODELS", "FULL_BATCH_STEPS", "feature_network", "glorot", "roughness"]
+__all__ = ["DKL_MODELS", "FULL_BATCH", "FULL_BATCH_STEPS", "feature_network", "glorot", "roughness"]
 
-# Full-batch methods stop here (thesis: for its computing budget); learning rates fall where the batched ones' do.
+# Methods with full batches stop at so many steps (thesis: for its computing budget); their rates fall where others' do.
+FULL_BATCH = ("DKL", "VDKL", "fNN")
 FULL_BATCH_STEPS = 8000
 
 

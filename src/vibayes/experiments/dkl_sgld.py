@@ -111,7 +111,7 @@ def sgld(
         ax = figure.subplots()
         for name, chain in chains.items():
             ax.plot(chain.log_density[0].cpu() / len(data.x_train), label=name, linewidth=0.9)
-        ax.legend(loc="lower right", fontsize=7)
+        ax.legend(loc="best", fontsize=7)
         label_axes(ax, f"SGLD, {dataset}", "draw", "log density per row")
     setup = {
         "device": pipeline.device,
@@ -173,5 +173,6 @@ DRAWING = Drawing(
     {name: name.split("-")[0] for name in FIGURES},
     resumable=tuple(FIGURES),
     on_request=tuple(_SHORT),
+    on_gpu=tuple(FIGURES),
 )
 run = DRAWING.run

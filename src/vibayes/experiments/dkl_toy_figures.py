@@ -28,8 +28,8 @@ def toy_problem(arrays: Arrays) -> "Figure":
         grid = figure.subplots(2, 3)
         for ax, name in zip(grid[0], ("SE", "DKL", "NN"), strict=True):
             _fit(ax, arrays, name)
-        for row, (ax, title) in enumerate(zip(grid[1], ("LML", "Data fit", "Complexity"), strict=True), start=1):
-            _curves(ax, arrays["curves"], row, title)
+        for row, (ax, title) in enumerate(zip(grid[1], ("LML", "data fit", "complexity"), strict=True), start=1):
+            _curves(ax, arrays["curves"], row, f"DKL, {len(arrays['curves'])} seeds:  {title}")
         grid[1][1].axhline(float(arrays["half"]), color="black", linewidth=0.8, linestyle="--")
     return figure
 
@@ -51,7 +51,7 @@ def app_toy(arrays: Arrays) -> "Figure":
         for k, name in enumerate(("SE", "DKL, run 1", "DKL, run 2")):
             _fit(grid[0][k], arrays, name)
             _correlations(grid[1][k], arrays, name, f"mean correlation {float(arrays[f'{name}: mean rho']):.2f}")
-        _curves(grid[2][0], arrays["curves"], 1, "LML, learning rate 1e-4")
+        _curves(grid[2][0], arrays["curves"], 1, f"DKL, rate 1e-4, {len(arrays['curves'])} seeds:  LML")
         for ax, name in zip(grid[2][1:], ("SE, 20 points", "DKL, 20 points"), strict=True):
             _fit(ax, arrays, name, "few ")
     return figure

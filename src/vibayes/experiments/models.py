@@ -33,7 +33,7 @@ from vibayes.posteriors import GeneralizedWishart, GlobalInducing, LocalInducing
 from vibayes.posteriors.base import Posterior
 from vibayes.training import schedules
 
-__all__ = ["MODELS", "AnyModel", "Builder", "build", "n_steps", "training_options"]
+__all__ = ["MODELS", "AnyModel", "Builder", "build", "n_steps", "training_options", "tried"]
 
 logger = logging.getLogger("vibayes")
 
@@ -314,7 +314,7 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
     tried, and the best bound is kept.
     """
     training = options["training"]
-    steps = n_steps(training, n_data)
+    steps, choices = n_steps(training, n_data), tried(training)
     return {
         "steps": steps,
         "batch_size": training.get("batch_size"),
@@ -325,7 +325,7 @@ def training_options(options: Mapping[str, Any], n_data: int) -> dict[str, Any]:
         "natural_rate": training.get("natural_rate", 0.1),
         "log_every": training.get("log_every", 50),
         **_augmentation(training),
-        **_choices(training),
+        **({"choices": choices} if choices else {}),
     }
 
 
@@ -349,19 +349,22 @@ def _kl_schedule(training: Mapping[str, Any], n_data: int) -> float | schedules.
     return schedules.linear(0.0, kl_weight, kl_warmup) if kl_warmup else float(kl_weight)
 
 
-def _choices(training: Mapping[str, Any]) -> dict[str, Any]:
-    """What training is tried with; see `choosing.train_best`."""
+def tried(training: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What training is tried with, by name; see `choosing.train_best`.
+
+    >>> tried({"lr_choices": [0.003, 0.01], "starts": 2})
+    {'lr': [0.003, 0.01], 'start': [0, 1000]}
+    """
     starts = training.get("starts", 1)
     if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
         raise ConfigurationError(f"The option starts is how many starts are tried, at least 1; got {starts!r}.")
-    tried = {
+    found = {
         "lr": training.get("lr_choices"),
         "batch_size": training.get("batch_choices"),
         # far apart: the seed of a split is its number
         "start": [1000 * k for k in range(starts)] if starts > 1 else None,
     }
-    found = {name: list(values) for name, values in tried.items() if values}
-    return {"choices": found} if found else {}
+    return {name: list(values) for name, values in found.items() if values}
 
 
 def _augmentation(training: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What an experiment is, as text: data sets, models and options, those that many runs share written once."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +12,6 @@ from vibayes.experiments.sweep import Selection, by_family, expand
 
 __all__ = ["outline"]
 
-_SECTIONS = ("data", "model", "training")
 _VARIED = ("depth", "prior")  # options of the model by which runs stand side by side in a table
 
 
@@ -79,9 +78,10 @@ def _told(units: Sequence[Unit], *, folders: bool) -> list[str]:
         f"    {_listed(datasets)}: {splits} split{'s' if splits > 1 else ''}, {steps} steps"
         for (splits, steps), datasets in where.items()
     ]
-    for section in _SECTIONS:
-        shown = ", ".join(f"{key}={value}" for key, value in options[section].items() if value is not None)
-        lines.append(f"    {section}: {shown}")
+    for section, values in options.items():
+        if isinstance(values, Mapping):
+            shown = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+            lines.append(f"    {section}: {shown}")
     if folders:
         lines += [f"    {members[0].title}: {members[0].family}" for members in families]
     return lines

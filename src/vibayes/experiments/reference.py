@@ -7,7 +7,7 @@ from importlib import resources
 
 from vibayes.experiments.names import check_name
 
-__all__ = ["COLUMNS", "direction", "is_quoted", "is_time", "is_wrong", "load_table", "table_names"]
+__all__ = ["COLUMNS", "direction", "is_error_wrong", "is_quoted", "is_time", "is_wrong", "load_table", "table_names"]
 
 COLUMNS = (
     "table", "chapter", "dataset", "model", "prior", "depth", "batch_size", "augmentation", "feature_dim", "metric",
@@ -61,3 +61,8 @@ def is_quoted(row: dict[str, str]) -> bool:
 def is_wrong(row: dict[str, str]) -> bool:
     """Whether the number is known to be a misprint."""
     return row.get("note", "").startswith("misprint")
+
+
+def is_error_wrong(row: dict[str, str]) -> bool:
+    """Whether the number is right and its standard error is known to be a misprint."""
+    return row.get("note", "").startswith("stderr printed")

@@ -140,11 +140,15 @@ class Section:
                 and row.thesis is not None
                 and all(row.printed.get(key, "") == value for key, value in unit.columns.items())
             ]
-            plot = svg.curves(f"{unit.title}: ELBO per datapoint", lines, known[0] if known else None)
+            bounded = any(r["metrics"].get("elbo_per_datapoint") is not None for r in results)
+            title = f"{unit.title}: {'ELBO' if bounded else 'objective'}"
+            plot = svg.curves(title, lines, known[0] if known else None)
             shown.append(f"<figure>{plot}</figure>")
         return (
-            '<h3>Learning curves</h3><p class="small">The bound against the step, one line per split, on the minibatch '
-            "of the step where there are minibatches. Dashed: where the thesis ends, on all rows.</p>"
+            '<h3>Learning curves</h3><p class="small">The bound per data point against the step, one line per split, '
+            "on the minibatch of the step where there are minibatches. Dashed: where the thesis ends, on all rows. A "
+            "network with one value of each weight has no bound: its objective is the log likelihood, under a fixed "
+            "noise.</p>"
             f'<div class="grid">{"".join(shown)}</div>'
         )
 

@@ -223,7 +223,7 @@ def _train(group: Group, task: Mapping[str, Any], claim: claims.Claim, watch: Ca
         "device": device,
         "checkpoint": group.folder / "checkpoint",
         "checkpoint_seconds": task["checkpoint_seconds"],
-        "chunk": group.how.get("chunk") or _chunk_at(group),
+        "chunk": group.how.get("chunk"),  # when None, `fit_many` chooses, and a resumed group keeps to its choice
         "compile": bool(group.how.get("compile")),
         "watch": ProgressFile(group, watch),
     }
@@ -236,7 +236,7 @@ def _train(group: Group, task: Mapping[str, Any], claim: claims.Claim, watch: Ca
         shutil.rmtree(group.folder, ignore_errors=True)
         group.folder.mkdir(parents=True)
         models, histories = train_group(group.units, splits, **arguments)
-    about = _about(group, task, device, _chunk_at(group))
+    about = _about(group, task, device)
     written = 0
     for unit, model, split, history in zip(group.units, models, splits, histories, strict=True):
         if unit not in todo:
@@ -252,17 +252,16 @@ def _train(group: Group, task: Mapping[str, Any], claim: claims.Claim, watch: Ca
     return written
 
 
-def _chunk_at(group: Group) -> int | None:
-    """How many models of a group train at once, as `fit_many` noted it: a resumed group keeps to it."""
-    path = group.folder / "checkpoint.chunk"
-    try:
-        return min(int(path.read_text().split()[0]), len(group.units))
-    except (OSError, ValueError, IndexError):
-        path.unlink(missing_ok=True)  # half-written when the process was killed; nothing was trained yet
-        return None
+def _chunk_of(group: Group) -> int | None:
+    """How many models of a group trained at once, as `fit_many` noted it beside its checkpoints.
+
+    There is a checkpoint for each batch size that was tried; on a GPU the largest of them allows the fewest models.
+    """
+    noted = [int(path.read_text().split()[0]) for path in group.folder.glob("checkpoint*.chunk")]
+    return min(*noted, len(group.units)) if noted else None
 
 
-def _about(group: Group, task: Mapping[str, Any], device: str, chunk: int | None) -> dict[str, Any]:
+def _about(group: Group, task: Mapping[str, Any], device: str) -> dict[str, Any]:
     """What all results of a group share: where they come from."""
     made = provenance()
     hardware = {**made["hardware"], "device": device}
@@ -278,7 +277,7 @@ def _about(group: Group, task: Mapping[str, Any], device: str, chunk: int | None
         "software": made["software"],
         "group": {
             "splits": [unit.split for unit in group.units],
-            "chunk": chunk,
+            "chunk": _chunk_of(group),
             "executor": group.how.get("executor"),
             "compile": bool(group.how.get("compile")),
         },

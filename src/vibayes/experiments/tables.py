@@ -51,8 +51,8 @@ class Row:
 
     @property
     def thesis_stderr(self) -> float | None:
-        """The standard error it prints, where it does."""
-        return _number(self.printed.get("stderr"))
+        """The standard error it prints, where it does and it is no misprint."""
+        return _number(_stderr(self.printed))
 
     @property
     def quoted(self) -> bool:
@@ -69,6 +69,10 @@ class Row:
         """The square root of the sum of both squared standard errors."""
         errors = [e for e in (self.ours_stderr, self.thesis_stderr) if e is not None]
         return None if self.difference is None or not errors else math.hypot(*errors)
+
+
+def _stderr(printed: Mapping[str, str]) -> str:
+    return "" if reference.is_error_wrong(dict(printed)) else printed.get("stderr", "")
 
 
 def _number(text: str | None) -> float | None:
@@ -169,7 +173,7 @@ def summarise(printed: Mapping[str, str], values: Sequence[float], n_diverged: i
         error = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
     said = ""
     if printed.get("value") and not reference.is_wrong(dict(printed)):
-        said = verdict(printed["metric"], mean, error, printed["value"], printed.get("stderr", ""))
+        said = verdict(printed["metric"], mean, error, printed["value"], _stderr(printed))
     return Row(printed, mean, error, n, n_diverged, said)
 
 
@@ -280,6 +284,8 @@ def cells_of(row: Row) -> list[str]:
         thesis += " (quoted)"
     if reference.is_wrong(dict(row.printed)):
         thesis += " (misprint)"
+    if reference.is_error_wrong(dict(row.printed)):
+        thesis += " (misprinted error)"
     difference = "-"
     if row.difference is not None:
         difference = with_error(f"{row.difference:+.{digits}f}", row.difference_stderr, digits)

@@ -37,6 +37,13 @@ def test_describe_names_priors_and_options_of_posteriors() -> None:
     assert "posterior GlobalInducing(precision='natural'), 62 parameters" in model.describe()  # 2 (25 + 5) and a kernel
 
 
+def test_convolutions_are_told_with_their_channels() -> None:
+    network = nn.Sequential(vb.Conv2d(3, 8, 5), nn.Flatten(), vb.Linear(8 * 4, 2))
+    text = vb.Model(network, vb.Categorical(), inducing=torch.randn(4, 3, 6, 6)).describe()
+    assert "0: Conv2d 3 -> 8, posterior" in text
+    assert "2: Linear 32 -> 2, posterior" in text
+
+
 def test_kernels_are_told_with_those_they_are_made_of() -> None:
     chosen = vb.ActiveDimensions(vb.Periodic(1, period=2.0), [1], in_features=3)
     kernel = 2.0 * (vb.Matern32(3, lengthscale=0.5) + chosen)

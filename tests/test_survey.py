@@ -149,7 +149,7 @@ def test_modules_that_are_called_by_the_name_of_their_argument_are_seen() -> Non
     with pytest.raises(ConfigurationError, match="'middle' stands behind a Bayesian layer"):
         vb.fit(model, (x, y), steps=2, n_samples=1, progress=False)
     recurrent = vb.Model(ByName(nn.GRU(4, 4)), vb.Gaussian(0.1), inducing=x[:5])
-    assert recurrent._survey.recurrent
+    assert recurrent._survey.apart == (False, True)
 
 
 def test_statistics_of_the_batch_behind_a_bayesian_layer_are_refused_in_every_mode() -> None:
@@ -280,7 +280,7 @@ def test_draws_go_through_recurrent_layers_one_after_another(before: bool, packe
     """What `vmap` cannot batch."""
     x, y = torch.randn(8, 6), torch.randn(8)
     model = vb.Model(Recurrent(vb.GlobalInducing(), before=before, packed=packed), vb.Gaussian(0.1), inducing=x[:4])
-    assert model._survey.recurrent == before
+    assert model._survey.apart == ((False, True) if before else ())
     vb.fit(model, (x, y), steps=2, n_samples=3, progress=False)
     batch = model.prepare(x, y)
     # weights of an output and its bias, and as many numbers as there are inducing rows
@@ -312,9 +312,57 @@ class Cells(nn.Module):
 def test_recurrent_modules_in_front_of_noise(kind: type[nn.Module], before: bool, inplace: bool) -> None:
     x, y = torch.randn(8, 3), torch.randn(8)
     model = vb.Model(Cells(kind, nn.Dropout(0.5, inplace=inplace), before=before), vb.Gaussian(0.1))
-    assert model._survey.recurrent == (before or inplace)
+    assert model._survey.apart == ((False, True) if before else (True,) if inplace else ())
     vb.fit(model, (x, y), steps=2, n_samples=3, progress=False)
     assert model.predict(x, n_samples=5).mean.shape == (8,)
+
+
+class Unbatchable(nn.Module):
+    """A network as users write them, with something between its layers that `vmap` refuses."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last, self.kind = nn.Linear(3, 4), nn.Linear(4, 1), kind
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden: Tensor = self.first(rows)
+        if self.kind == "mask":
+            hidden[hidden < 0] = 0.0
+        elif self.kind == "branch" and hidden.abs().max() > 1e6:
+            raise ValueError("values out of bounds")
+        elif self.kind == "filled":
+            filled = rows.new_zeros(len(rows), 4)
+            filled[:, :2] = hidden[:, :2]
+            hidden = filled
+        elif self.kind == "number":
+            hidden = hidden / max(1.0, hidden.std().item())
+        out: Tensor = self.last(hidden)
+        return out
+
+
+@pytest.mark.parametrize("kind", ["mask", "branch", "filled", "number"])
+@pytest.mark.parametrize("posterior", [vb.MeanField(), vb.GlobalInducing()])
+def test_draws_go_one_after_another_where_vmap_refuses_what_is_done_to_them(
+    kind: str, posterior: vb.posteriors.Posterior
+) -> None:
+    x, y = torch.randn(12, 3), torch.randn(12)
+    inducing = x[:4] if isinstance(posterior, vb.GlobalInducing) else None
+    model = vb.Model(vb.bayesianize(Unbatchable(kind), posterior=posterior), vb.Gaussian(0.1), inducing=inducing)
+    vb.fit(model, (x, y), steps=2, n_samples=3, progress=False)
+    assert model._survey.apart == (False, True)
+    assert model.predict(x, n_samples=5).n_draws == 5
+    assert model.sample_functions(x, 3).std(0).min() > 0.0
+
+
+@pytest.mark.parametrize("point", [False, True])
+def test_draws_go_together_where_what_vmap_refuses_is_done_to_rows_that_all_share(point: bool) -> None:
+    x = torch.randn(12, 3)
+    network = vb.bayesianize(
+        Unbatchable("mask"), posterior=vb.Point(), last=vb.MeanField(), skip=None if point else "first"
+    )
+    model = vb.Model(network, vb.Gaussian(0.1))
+    model.elbo(x, x[:, 0], n_samples=3)
+    assert model._survey.apart == ()
 
 
 def test_batch_norm_of_inducing_rows_serves_networks_whose_layers_need_none() -> None:

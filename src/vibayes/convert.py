@@ -40,13 +40,14 @@ def bayesianize(
 ) -> nn.Module:
     """A copy of a network in which every `nn.Linear` and `nn.Conv2d` is a Bayesian layer.
 
-    Everything else stays as it is: activations, pooling, residual connections, the code of `forward`. Normalisation
-    by batch statistics (`nn.BatchNorm1d`, `2d`, `3d`) would depend on the draw; where layers have global inducing
-    points it becomes `vibayes.BatchNorm`, which uses the inducing rows, and otherwise it is refused. In front of the
-    last layer it stays as it is where all others are `Point`. Modules that read `layer.weight` of their layers
-    themselves, as torch's attention and transformer layers do, must be in `skip`: Bayesian layers have no such
-    attribute. `Model` makes the parameters of the new layers, in torch's default dtype, to which the network's must
-    fit; a network on a GPU needs `model.to(device)` then.
+    Everything else stays as it is: activations, pooling, residual connections, the code of `forward`. Where that does
+    to rows what `torch.func.vmap` cannot batch (masks of booleans, branches on values, an LSTM), draws go through one
+    after another, which takes longer. Normalisation by batch statistics (`nn.BatchNorm1d`, `2d`, `3d`) would depend on
+    the draw; where layers have global inducing points it becomes `vibayes.BatchNorm`, which uses the inducing rows, and
+    otherwise it is refused. In front of the last layer it stays as it is where all others are `Point`. Modules that
+    read `layer.weight` of their layers themselves, as torch's attention and transformer layers do, must be in `skip`:
+    Bayesian layers have no such attribute. `Model` makes the parameters of the new layers, in torch's default dtype, to
+    which the network's must fit; a network on a GPU needs `model.to(device)` then.
 
     Args:
         module: the network. It is not changed.

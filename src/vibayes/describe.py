@@ -73,8 +73,9 @@ def describe_layer(layer: Layer) -> list[str]:
     """Lines about one Bayesian layer: what it is, what it approximates, and its hyperparameters."""
     trained = _trained(layer)
     options = layer.posterior.extra_repr()
+    inputs = getattr(layer, "in_channels", layer.in_features)  # features of a convolution are those of a patch
     lines = [
-        f"{type(layer).__name__} {layer.in_features} -> {layer.out_features}, "
+        f"{type(layer).__name__} {inputs} -> {layer.out_features}, "
         f"posterior {type(layer.posterior).__name__}{f'({options})' if options else ''}, "
         f"{trained:,} parameters to train"
     ]

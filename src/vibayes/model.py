@@ -231,7 +231,8 @@ class Model(TrainableModel):
         if n_samples > 1 and marginal and self.exact:  # draws are all the same
             n_samples = 1
         # where each draw changes averages, or draws cannot go together
-        apart = (self.network.training and self._around.noisy_averages) or self._around.recurrent
+        around, training = self._around, self.network.training
+        apart = training in around.apart or (training and around.noisy_averages)
         return each_draw(one, self.jitter.new_zeros(n_samples), noise, apart=apart, at_once=at_once)
 
     # -- the bound ----------------------------------------------------------------------------------------------

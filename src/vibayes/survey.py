@@ -23,8 +23,6 @@ __all__ = ["Survey", "ends", "guess", "likely_rows", "survey", "surveying"]
 
 # Pixels down and across of the images that are tried, those of the usual data sets among them.
 _SIZES = (8, 28, 32, 64, 224)
-# What `vmap` cannot batch.
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 surveying = threading.RLock()  # a survey puts hooks on modules that threads share, and changes their modes
 
@@ -41,7 +39,8 @@ class Survey:
         noisy: the modes, `training` or not, in which it draws random numbers of its own, as Dropout does.
         tied: those of these modes in which rows must be of a draw from the start, as for noise that is put in place.
         noisy_averages: whether running averages may be taken of rows with such numbers in them.
-        recurrent: whether rows that differ between draws reach an LSTM, GRU or RNN of torch, or a cell of one.
+        apart: those of these modes in which draws must come one after another: `vmap` cannot batch what is done to rows
+            that differ between them, such as an LSTM, a mask of booleans, or a branch on values.
     """
 
     output: str | None = None
@@ -51,7 +50,7 @@ class Survey:
     noisy: tuple[bool, ...] = ()
     tied: tuple[bool, ...] = ()
     noisy_averages: bool = False
-    recurrent: bool = False
+    apart: tuple[bool, ...] = ()
 
     def check_modes(self, network: nn.Module) -> None:
         """Refuse statistics of rows that differ between draws."""
@@ -143,7 +142,7 @@ def survey(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> Sur
         noisy=(*calm.noisy, *now.noisy),
         tied=(*calm.tied, *now.tied),
         noisy_averages=now.noisy_averages,
-        recurrent=calm.recurrent or now.recurrent,
+        apart=(*calm.apart, *now.apart),
     )
 
 
@@ -158,7 +157,6 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
     values: dict[str, Tensor] = {}
     averaged: list[str] = []
     averages: list[bool] = []
-    recurrent: list[bool] = []
 
     def placeholder(layer: Layer, rows: Tensor) -> Tensor:
         layer.send_through_own_modules(rows)
@@ -180,12 +178,14 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
             return not torch.equal(state, _generator_state(rows))
 
         try:
-            with _noting(network, averaged, averages, recurrent, drawn), draw:
+            with _noting(network, averaged, averages, drawn), draw:
                 out = network(rows)
         except Exception:
             return None
         noisy = drawn()
-        tied = noisy and not _share_rows(network, rows)
+        together = _go_together(network, rows)
+        tied = noisy and not together
+        together = together or (tied and _go_together(network, rows, tied=True))
         whole = (n for n, made in values.items() if made is out and made._version == 0 and not layers[n]._forward_hooks)
         return Survey(
             next(whole, None),
@@ -195,12 +195,15 @@ def _one_pass(network: nn.Module, layers: Mapping[str, Layer], rows: Tensor) -> 
             noisy=(network.training,) if noisy else (),
             tied=(network.training,) if tied else (),
             noisy_averages=any(averages) or (tied and bool(averages)),
-            recurrent=any(recurrent) or (tied and bool(recurrent)),
+            apart=() if together else (network.training,),
         )
 
 
-def _share_rows(network: nn.Module, rows: Tensor) -> bool:
-    """Whether every draw can have random numbers of its own where all have the same rows, which saves much work."""
+def _go_together(network: nn.Module, rows: Tensor, *, tied: bool = False) -> bool:
+    """Whether `vmap` can send draws through together, each with random numbers of its own.
+
+    That all have the same rows saves much work; where they are tied, every draw has rows of its own.
+    """
 
     def one(zero: Tensor) -> Tensor:
         def placeholder(layer: Layer, rows: Tensor) -> Tensor:
@@ -211,7 +214,7 @@ def _share_rows(network: nn.Module, rows: Tensor) -> bool:
         draw = Draw(n_inducing=1, dry=True, placeholder=placeholder)
         draw.n_rows = len(rows)
         with draw:
-            out: Tensor = network(rows.clone())
+            out: Tensor = network(rows + zero if tied else rows.clone())
         return out
 
     try:
@@ -231,26 +234,20 @@ def _noting(
     network: nn.Module,
     averaged: list[str],
     averages: list[bool],
-    recurrent: list[bool],
     drawn: Callable[[], bool],
 ) -> Iterator[None]:
-    """Note the modules with statistics that NaN reaches, and what comes to averages and to recurrent modules.
+    """Note the modules with statistics that NaN reaches, and what comes to averages.
 
     Args:
         network: the network.
         averaged: gets the names of the former.
         averages: gets, whenever running averages are taken, whether random numbers were drawn before.
-        recurrent: gets, whenever a recurrent module runs, whether NaN reaches it or random numbers were drawn before.
         drawn: whether they were.
     """
 
     def note(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
         def look(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            differs = bool(rows_given(arguments, keywords).data.isnan().any())  # `data` of packed sequences, too
-            if isinstance(module, _RECURRENT):
-                recurrent.append(differs or drawn())
-                return
-            if differs:
+            if bool(rows_given(arguments, keywords).isnan().any()):
                 averaged.append(name)
             if module.training and module.running_mean is not None:
                 averages.append(drawn())
@@ -260,8 +257,7 @@ def _noting(
     handles = [
         note(name, module)
         for name, module in network.named_modules()
-        if isinstance(module, (_BatchNorm, *_RECURRENT))
-        or (isinstance(module, _NormBase) and module.running_mean is not None)
+        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.running_mean is not None)
     ]
     try:
         yield

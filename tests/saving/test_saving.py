@@ -216,6 +216,10 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
     model.network[0].log = object()
     with pytest.raises(vb.ConfigurationError, match=r"network\.0\.log is a object"):
         model.save(tmp_path)
+    # as a forward leaves behind that keeps what it made of several draws
+    torch.func.vmap(lambda rows: setattr(model.network[0], "log", rows) or rows)(torch.zeros(2))
+    with pytest.raises(vb.ConfigurationError, match=r"network\.0\.log holds a tensor of a pass.*Set it to None first"):
+        model.save(tmp_path)
     model.network[0].log = [model]
     with pytest.raises(vb.ConfigurationError, match="refers back"):
         model.save(tmp_path)

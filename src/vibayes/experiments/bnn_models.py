@@ -94,8 +94,8 @@ def _bnn(family: str) -> Builder:
     """Builder of a regression network.
 
     Options of the section `model`: `prior`, `scale_covariance` (the reading of ScalePrior), `hidden_layers`, `width`,
-    `n_inducing` (None: all rows up to 10,000), `precision`, `log_noise` and `noise_scale`. Inducing inputs and the last
-    layer's pseudo-outputs start at the first training rows.
+    `n_inducing` (None: all rows up to 10,000), `precision`, `log_noise` and `noise_scale`. Global inducing inputs and
+    the last layer's pseudo-outputs start at the first training rows, local ones standard normal.
     """
 
     def builder(split: Split, options: Mapping[str, Any]) -> tuple[Model, dict[str, Any]]:

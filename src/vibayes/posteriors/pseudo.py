@@ -159,7 +159,7 @@ def _matheron(site: Site, draw: Draw, y: Tensor, precision: Tensor | None, T: Te
     M, P = y.shape
     noise = draw.randn(f"{site.name}.inducing", design.shape[-1] + M, P, like=y)
     v0, e0 = noise[: design.shape[-1]], noise[design.shape[-1] :]
-    K = design @ design.mT if site.gram is None else site.gram  # [M, M]
+    K = gram(design.mT) if site.gram is None else site.gram  # [M, M]
     if precision is None:
         assert T is not None
         exact = T.to(K.dtype)

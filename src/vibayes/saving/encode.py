@@ -140,6 +140,11 @@ class Encoder:
             name = path
             while name in self.tensors:
                 name += "_"
+            if torch._C._functorch.is_batchedtensor(tensor):
+                raise ConfigurationError(
+                    f"{path} holds a tensor of a pass with several draws, kept by a forward, and cannot be saved. Set "
+                    "it to None first."
+                )
             self.tensors[name] = tensor.detach().cpu().contiguous().clone()  # safetensors refuses shared memory
             self._names[id(tensor)] = name
             self._alive.append(tensor)

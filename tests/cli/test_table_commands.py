@@ -17,6 +17,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from vibayes.cli.app import app
+from vibayes.compare import TableModel
 
 FEW = ("--steps", "10", "--seeds", "1", "--models", "gp")
 
@@ -219,7 +220,7 @@ def test_fit_uses_all_rows(compared: tuple[Path, Any], tmp_path: Path) -> None:
     result = run("fit", folder / "t.csv", "--target", "y", *options)
     assert result.exit_code == 0, result.output
     assert "evidence" in result.stdout
-    about = json.loads((tmp_path / "m" / "table.json").read_text())["about"]
+    about = TableModel.load(tmp_path / "m").about
     assert (about["rows_trained"], about["rows_held_out"], about["scores"]) == (60, 0, {})
     assert run("predict", tmp_path / "m", folder / "t.csv").exit_code == 0
     described = run("describe", tmp_path / "m")

@@ -15,6 +15,7 @@ from vibayes.errors import ConfigurationError, DataError
 from vibayes.families import ROWS_PER_LENGTHSCALE
 from vibayes.tables import Encoder, Table, Target
 from vibayes.tables.cells import count
+from vibayes.tables.numbers import read_as
 from vibayes.tables.reading import did_you_mean
 from vibayes.tables.targets import COUNT_AS_EMPTY, learn_target
 
@@ -95,9 +96,12 @@ def prepare(
         if name not in frame.columns:
             hint = did_you_mean(name, [str(column) for column in frame.columns])
             raise DataError(f"The table has no column {name!r} to ignore.{hint}")
-    target = learn_target(frame, list(targets), task)
+    target = learn_target(frame, list(targets), task, table.decimal)
     y, known = target.encode(frame)
     notes = list(table.notes)
+    notes += [
+        f"{name}: {read_as(frame[name], form)}." for name, form in zip(targets, target.forms, strict=False) if form
+    ]
     if not known.all():
         notes.append(
             f"{count((~known).sum(), 'row')} without a target{target.odd(frame)} cannot train or test, but predictions "
@@ -107,7 +111,7 @@ def prepare(
     if len(rows) < MIN_ROWS:
         raise DataError(f"The table has {count(len(rows), 'row')} with a target; at least {MIN_ROWS} are needed.")
     train_rows, test_rows = _split(rows, y, target.kind, test, seed)
-    encoder = Encoder.learn(frame.iloc[train_rows], leave_out=(*targets, *ignore))
+    encoder = Encoder.learn(frame.iloc[train_rows], leave_out=(*targets, *ignore), decimal=table.decimal)
     encoded = encoder.encode(frame)
     notes += encoded.notes + _copies(encoded.x, y, train_rows, test_rows)
     notes += _wide(encoded.x[train_rows])

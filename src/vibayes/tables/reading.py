@@ -33,12 +33,14 @@ class Table:
         path: where it came from.
         notes: what was decided while reading, in sentences.
         repeated: names that stood over several columns, whose later columns were renamed.
+        decimal: the decimal mark of its numbers, where it is known.
     """
 
     frame: Any
     path: Path
     notes: list[str] = field(default_factory=list)
     repeated: tuple[str, ...] = ()
+    decimal: str = ""
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -122,7 +124,7 @@ def _read_parquet(pandas: Any, path: Path) -> Table:
         frame = pandas.concat([frame, *kept], axis=1)
         notes.append(f"The file's index is used as a column, too: {', '.join(names[-len(kept) :])}.")
     frame.columns = names
-    return Table(frame.reset_index(drop=True), path, notes, repeated)
+    return Table(frame.reset_index(drop=True), path, notes, repeated, ".")
 
 
 def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
@@ -171,7 +173,8 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
         notes += _read_decimal_commas(pandas, frame, texts)
     if decimal == ",":
         notes += _read_thousands(pandas, frame, texts)
-    return Table(frame, path, notes + more, repeated)
+    known = decimal if separator == "," or decimal == "," else ""
+    return Table(frame, path, notes + more, repeated, known)
 
 
 def _read_below(

@@ -142,6 +142,19 @@ def test_copies_and_coarse_targets_are_noted() -> None:
     assert not any("copy" in note or "steps of" in note for note in prepare(table(regression_frame(60)), ["y"]).notes)
 
 
+def test_columns_that_are_the_target_are_noted() -> None:
+    frame = regression_frame().assign(inches=lambda t: 3.0 - t["y"] / 2.54, near=lambda t: t["y"] + 0.01 * t["a"])
+    said = [note for note in prepare(table(frame), ["y"]).notes if "alone tells" in note]
+    assert [note[:34] for note in said] == ["Column 'inches' alone tells y exac"]
+    classes = class_frame(classes=2).assign(code=lambda t: t["label"].map({"class 0": 7, "class 1": 3}))
+    classes["rather"] = classes["code"].where(classes.index != 5, 10 - classes["code"])
+    said = [note for note in prepare(table(classes), ["label"]).notes if "alone tells" in note]
+    assert [note[:36] for note in said] == ["Column 'code' alone tells label exac"]
+    assert not any("alone tells" in note for note in prepare(table(regression_frame()), ["y"], ignore=["b"]).notes)
+    with pytest.raises(ConfigurationError, match="'y' cannot be both the target and ignored"):
+        prepare(table(frame), ["y"], ignore=["y"])
+
+
 def test_tables_too_wide_for_lengthscales_are_noted() -> None:
     frame = regression_frame(60)
     wide = frame.assign(**{f"more {i}": np.random.RandomState(i).normal(size=60) for i in range(4)})

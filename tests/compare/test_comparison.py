@@ -500,6 +500,7 @@ def test_a_family_without_time_is_left_out(regression: Data, monkeypatch: pytest
     found = compare(regression, seeds=1, minutes=0.2, families=["gp", "deep-gp"])
     assert found.skipped == {"deep-gp": "no time: 0 steps would have fitted; give it a larger budget"}
     assert [r.family for r in found.results] == ["gp"]
+    assert "Not tried for lack of time, and perhaps better: Deep Gaussian process." in found.verdict()
 
 
 def test_nothing_begins_when_the_budget_is_over(regression: Data, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,10 +58,10 @@ def learn_form(series: Any, decimal: str = "") -> str:
     >>> learn_form(pandas.Series(["1,250", "990"])), learn_form(pandas.Series(["1,250", "990"]), ".")
     ('', '.')
     """
-    known = series.dropna()
-    plain = int(np.isfinite(as_numbers(known)[0]).sum())
-    if plain == len(known):
+    if series.dtype.kind in "biufM":
         return ""
+    known = series.dropna()
+    plain = as_numbers(known)[0]
     cells, signs = _core(known)
     points, commas = (_written(cells, mark) for mark in ".,")
     only_points = np.isfinite(points) & np.isnan(commas)
@@ -72,10 +72,14 @@ def learn_form(series: Any, decimal: str = "") -> str:
         decimal = "." if only_points.any() else ","
     elif np.array_equal(points, commas, equal_nan=True):
         decimal = "."
-    numbers = np.isfinite(points if decimal == "." else commas)
-    found = {*signs[numbers]}
-    if not decimal or numbers.sum() <= plain or numbers.sum() < MOSTLY * len(known):
+    values = points if decimal == "." else commas
+    numbers = np.isfinite(values)
+    more = numbers.sum() - np.isfinite(plain).sum()
+    if not decimal or numbers.sum() < MOSTLY * len(known) or more < 0:
         return ""
+    if more == 0 and np.array_equal(values, plain, equal_nan=True):
+        return ""
+    found = {*signs[numbers]}
     if len(found - {""}) > 1 or {"", "%"} <= found:  # of two currencies, or shares beside percentages
         return ""
     return "".join(found) + decimal
@@ -111,7 +115,7 @@ def read_as(series: Any, form: str) -> str:
     if not form:
         return ""
     values = as_numbers(series, form)[0]
-    first = int(np.flatnonzero(np.isfinite(values) & np.isnan(as_numbers(series)[0]))[0])
+    first = int(np.flatnonzero(np.isfinite(values) & (values != as_numbers(series)[0]))[0])
     value = float(values[first])
     return f"{str(series.iloc[first])!r} is read as {int(value) if value.is_integer() else value!r}"
 

@@ -169,10 +169,6 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
         frame = frame.drop(columns=names[0])
         more = [note for note in more if names[0] not in note]
         notes.append("The first column has no name and numbers the rows; it was left out.")
-    if separator == ";" and decimal == ".":
-        notes += _read_decimal_commas(pandas, frame, texts)
-    if decimal == ",":
-        notes += _read_thousands(pandas, frame, texts)
     known = decimal if separator == "," or decimal == "," else ""
     return Table(frame, path, notes + more, repeated, known)
 
@@ -306,35 +302,6 @@ def _has_decimal_commas(rows: Sequence[Sequence[str]], separator: str) -> bool:
         return bool(found)
     points = any("." in cell and _is_number(cell) for cell in cells)
     return not points and any(not re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", cell) for cell in found)
-
-
-def _read_thousands(pandas: Any, frame: Any, texts: Sequence[str]) -> list[str]:
-    """Make numbers of the columns with points between thousands, as 1.250 beside decimal commas; and say so."""
-    notes = []
-    for name in frame.columns:
-        if frame[name].dtype.kind in "biufM" or name in texts or not frame[name].notna().any():
-            continue
-        cells = frame[name].dropna().astype("string").str.strip()
-        marked = cells.str.contains(".", regex=False)
-        if marked.any() and cells.str.fullmatch(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?").all():
-            plain = cells.str.replace(".", "").str.replace(",", ".")
-            frame[name] = pandas.to_numeric(plain).astype(float).reindex(frame.index)
-            notes.append(f"Points in the numbers of column {name!r}, such as {cells[marked].iloc[0]}, mark thousands.")
-    return notes
-
-
-def _read_decimal_commas(pandas: Any, frame: Any, texts: Sequence[str]) -> list[str]:
-    """Make numbers of the columns whose decimal commas begin beyond the first lines; and say so."""
-    notes = []
-    for name in frame.columns:
-        if frame[name].dtype.kind in "biufM" or name in texts or not frame[name].notna().any():
-            continue
-        cells = frame[name].astype("string").str.strip()
-        plain = cells.str.match(r"[+-]?\d*[.,]?\d+$").all() and cells.str.contains(",").any()
-        if plain:
-            frame[name] = pandas.to_numeric(cells.str.replace(",", ".")).astype(float)
-            notes.append(f"Numbers of column {name!r} have decimal commas.")
-    return notes
 
 
 def _is_number(cell: str) -> bool:

@@ -45,6 +45,14 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
     assert any("Latin-1" in note for note in table.notes) == (encoding == "latin-1")
 
 
+def test_latin_1_as_windows_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("größe;preis\n1;5 €\n2;7 €\n".encode("cp1252"))
+    assert read_table(path).frame["preis"].tolist() == ["5 €", "7 €"]
+    path.write_bytes(b"gr\xf6\xdfe;b\n1;\x81\n2;c\n")  # of no meaning to Windows
+    assert read_table(path).frame["b"].tolist() == ["\x81", "c"]
+
+
 def test_bad_bytes_far_into_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"name,n\n" + b"abc,1\n" * 300_000 + b"K\xf6ln,2\n")

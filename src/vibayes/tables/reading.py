@@ -59,9 +59,9 @@ def read_table(path: str | Path, texts: Sequence[str] = ()) -> Table:
 
     The separator of a CSV file is the one of comma, semicolon, tab and bar that cuts its first lines into equally
     many cells; where it is no comma, numbers may have decimal commas. The encoding is UTF-8 (a mark at the beginning or
-    UTF-16 is recognised), and Latin-1 where the bytes are not UTF-8. The first line that is not blank must hold names,
-    but for lines above it that begin with `#`; a name that comes twice gets a number. Named indices of a Parquet file
-    become columns.
+    UTF-16 is recognised), and Latin-1 as Windows writes it where the bytes are not UTF-8. The first line that is not
+    blank must hold names, but for lines above it that begin with `#`; a name that comes twice gets a number. Named
+    indices of a Parquet file become columns.
 
     Args:
         path: a file ending in `.parquet` or `.pq`, or a CSV file, which may be compressed (`.gz`, `.bz2`, `.xz`).
@@ -268,19 +268,25 @@ def _encoding(path: Path) -> tuple[str, list[str]]:
     """The encoding, and what to say when it had to be guessed."""
     import codecs
 
-    decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
-        start = file.read(4)
-        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16", ["The file is UTF-16."]
-        file.seek(0)
-        try:
-            while chunk := file.read(_CHUNK):
-                decoder.decode(chunk)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return "latin-1", ["The file is not UTF-8; it was read as Latin-1, so check letters with accents."]
-    return "utf-8-sig", []
+    if _decodes(path, "utf-8"):
+        return "utf-8-sig", []
+    # what Windows writes is Latin-1 with a euro sign and curly quotation marks, but has five bytes without a meaning
+    latin = "cp1252" if _decodes(path, "cp1252") else "latin-1"
+    return latin, ["The file is not UTF-8; it was read as Latin-1, so check letters with accents."]
+
+
+def _decodes(path: Path, encoding: str) -> bool:
+    """Whether a whole file is text of an encoding."""
+    try:
+        with path.open(encoding=encoding, newline="") as file:
+            while file.read(_CHUNK):
+                pass
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _separator(lines: Sequence[str]) -> str:

@@ -60,9 +60,11 @@ def learn_form(series: Any, decimal: str = "") -> str:
     """
     if series.dtype.kind in "biufM":
         return ""
-    known = series.dropna()
-    plain = as_numbers(known)[0]
-    cells, signs = _core(known)
+    counts = series.value_counts(sort=False)  # a category of many rows has few different cells
+    counts = counts[counts > 0]
+    different, rows = counts.index.to_series(), counts.to_numpy()
+    plain = as_numbers(different)[0]
+    cells, signs = _core(different)
     points, commas = (_written(cells, mark) for mark in ".,")
     only_points = np.isfinite(points) & np.isnan(commas)
     only_commas = np.isfinite(commas) & np.isnan(points)
@@ -74,8 +76,8 @@ def learn_form(series: Any, decimal: str = "") -> str:
         decimal = "."
     values = points if decimal == "." else commas
     numbers = np.isfinite(values)
-    more = numbers.sum() - np.isfinite(plain).sum()
-    if not decimal or numbers.sum() < MOSTLY * len(known) or more < 0:
+    more = rows[numbers].sum() - rows[np.isfinite(plain)].sum()
+    if not decimal or rows[numbers].sum() < MOSTLY * rows.sum() or more < 0:
         return ""
     if more == 0 and np.array_equal(values, plain, equal_nan=True):
         return ""

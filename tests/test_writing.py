@@ -1,5 +1,7 @@
 """Files are replaced completely or not at all."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,24 @@ def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path: Path, e
         fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    link = tmp_path / "link"
+    link.symlink_to("old")
+    with written_whole(link) as aside:
+        aside.write_text("new")
+    assert link.is_symlink()
+    assert (tmp_path / "old").read_text() == "new"
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    with written_whole(pipe) as aside:
+        aside.write_text("new")
+    assert os.read(end, 10) == b"new"
+    os.close(end)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)

@@ -17,6 +17,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from vibayes.cli.app import app
+from vibayes.compare import TableModel
 
 FEW = ("--steps", "10", "--seeds", "1", "--models", "gp")
 
@@ -219,7 +220,7 @@ def test_fit_uses_all_rows(compared: tuple[Path, Any], tmp_path: Path) -> None:
     result = run("fit", folder / "t.csv", "--target", "y", *options)
     assert result.exit_code == 0, result.output
     assert "evidence" in result.stdout
-    about = json.loads((tmp_path / "m" / "table.json").read_text())["about"]
+    about = TableModel.load(tmp_path / "m").about
     assert (about["rows_trained"], about["rows_held_out"], about["scores"]) == (60, 0, {})
     assert run("predict", tmp_path / "m", folder / "t.csv").exit_code == 0
     described = run("describe", tmp_path / "m")
@@ -278,6 +279,27 @@ def test_a_messy_file_that_works(tmp_path: Path) -> None:
     for said in ("Latin-1", "semicolons", "'größe.2'", "'leer' left out: every value is missing", "1 row without"):
         assert said in result.stderr
     assert len(pd.read_csv(tmp_path / "out" / "predictions.csv")) == 40
+
+
+def test_numbers_with_marks(tmp_path: Path) -> None:
+    marked = frame(40).assign(
+        rent=lambda t: [f"${1000 + 100 * a:,.2f}" for a in t["a"]],
+        price=lambda t: [f"€{1e5 + 1e4 * y:,.0f}" for y in t["y"]],
+    )
+    marked.drop(columns="y").to_csv(tmp_path / "t.csv", index=False)
+    result = run("compare", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "out", *FEW)
+    assert result.exit_code == 0, result.output
+    assert f"price: '{marked['price'][0]}' is read as {marked['price'][0][1:].replace(',', '')}." in result.stderr
+    assert f"'{marked['rent'][0]}' is read as" in result.stderr
+    found = pd.read_csv(tmp_path / "out" / "predictions.csv")
+    np.testing.assert_allclose(found["true price"], 1e5 + 1e4 * marked["y"], atol=0.5)
+    (tmp_path / "new.csv").write_text('a,kind,rent,price\n0.5,left,"$1,050","€90,000"\n0.5,left,1050,90000\n')
+    predicted = run("predict", tmp_path / "out", tmp_path / "new.csv", "--keep")
+    assert predicted.exit_code == 0, predicted.output
+    lines = predicted.stdout.splitlines()
+    first, second = lines[1].removeprefix('0.5,left,"$1,050","€90,000",'), lines[2].removeprefix("0.5,left,1050,90000,")
+    assert first == second
+    assert "Against the 2 known targets" in predicted.stderr
 
 
 def test_large_table_is_sparse_and_bounded(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """The comparison as a whole, with few steps."""
 
+import copy
+import dataclasses
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,8 @@ from vibayes.compare.scores import Bounds
 from vibayes.compare.training import Trained
 from vibayes.errors import ConfigurationError, DataError, TrainingError
 from vibayes.modes import default_dtype
-from vibayes.tables import read_table
+from vibayes.saving import load
+from vibayes.tables import Encoder, read_table
 from vibayes.training import History
 
 
@@ -136,6 +140,19 @@ def test_copies_and_coarse_targets_are_noted() -> None:
     assert "1 of the 3 held-out rows is a copy of rows that train" in " ".join(notes)
     assert any("y is recorded in steps of 1: no model's noise" in note for note in notes)
     assert not any("copy" in note or "steps of" in note for note in prepare(table(regression_frame(60)), ["y"]).notes)
+
+
+def test_columns_that_are_the_target_are_noted() -> None:
+    frame = regression_frame().assign(inches=lambda t: 3.0 - t["y"] / 2.54, near=lambda t: t["y"] + 0.01 * t["a"])
+    said = [note for note in prepare(table(frame), ["y"]).notes if "alone tells" in note]
+    assert [note[:34] for note in said] == ["Column 'inches' alone tells y exac"]
+    classes = class_frame(classes=2).assign(code=lambda t: t["label"].map({"class 0": 7, "class 1": 3}))
+    classes["rather"] = classes["code"].where(classes.index != 5, 10 - classes["code"])
+    said = [note for note in prepare(table(classes), ["label"]).notes if "alone tells" in note]
+    assert [note[:36] for note in said] == ["Column 'code' alone tells label exac"]
+    assert not any("alone tells" in note for note in prepare(table(regression_frame()), ["y"], ignore=["b"]).notes)
+    with pytest.raises(ConfigurationError, match="'y' cannot be both the target and ignored"):
+        prepare(table(frame), ["y"], ignore=["y"])
 
 
 def test_tables_too_wide_for_lengthscales_are_noted() -> None:
@@ -355,28 +372,60 @@ def test_predictions_far_from_zero_keep_their_digits(tmp_path: Path) -> None:
 
 def test_broken_model_folders(written: tuple[Any, dict[str, Path]], tmp_path: Path) -> None:
     _, files = written
-    with pytest.raises(DataError, match=r"no table\.json"):
+    with pytest.raises(DataError, match="holds no model of a table"):
         TableModel.load(tmp_path)
-    content = json.loads((files["model"] / "table.json").read_text())
-    (tmp_path / "table.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read"):
+    load(files["model"]).save(tmp_path)  # a model without a table
+    with pytest.raises(DataError, match="holds no model of a table"):
         TableModel.load(tmp_path)
-    (tmp_path / "table.json").write_text(json.dumps(content | {"schema": "vibayes-table-9"}))
-    with pytest.raises(DataError, match="vibayes-table-9"):
+    description = (files["model"] / "model.json").read_text()
+    for tensors in files["model"].glob("tensors-*"):
+        shutil.copy(tensors, tmp_path)
+    (tmp_path / "model.json").write_text(description)
+    assert TableModel.load(tmp_path).target.names == ("y",)
+    (tmp_path / "model.json").write_text(description.replace('"name": "kind"', '"name": "sort"'))
+    with pytest.raises(DataError, match="damaged or edited"):
         TableModel.load(tmp_path)
-    (tmp_path / "table.json").write_text(json.dumps({k: v for k, v in content.items() if k != "target"}))
-    with pytest.raises(DataError, match="lacks target"):
+
+
+def test_models_of_other_versions_are_refused(
+    written: tuple[Any, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vibayes.compare.table_model.SCHEMA", "vibayes-table-9")
+    with pytest.raises(DataError, match=r"is of the format 'vibayes-table-1'.*reads 'vibayes-table-9'"):
+        TableModel.load(written[1]["model"])
+
+
+def test_model_and_table_cannot_be_mixed(
+    written: tuple[Any, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = TableModel.load(written[1]["model"])
+    first.save(tmp_path)
+    columns = [dataclasses.replace(column, fill=column.fill + 1.0) for column in first.encoder.columns]
+    second = TableModel(copy.deepcopy(first.model), Encoder(columns), first.target, first.about | {"title": "second"})
+    second.model.likelihood.noise.set(0.5)
+    with monkeypatch.context() as patch:  # the disk is full before everything is there
+        patch.setattr(Path, "replace", _refuse("model.json", Path.replace))
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            second.save(tmp_path)
+    kept = TableModel.load(tmp_path)
+    assert (kept.encoder, kept.about) == (first.encoder, first.about)
+    assert kept.model.likelihood.noise.value == first.model.likelihood.noise.value
+    second.save(tmp_path)
+    new = TableModel.load(tmp_path)
+    assert (new.encoder, new.about) == (second.encoder, second.about)
+    assert new.model.likelihood.noise.value == second.model.likelihood.noise.value
+    new.model.save(tmp_path)  # a model of its own, to which the table of another does not belong
+    with pytest.raises(DataError, match="holds no model of a table"):
         TableModel.load(tmp_path)
-    for part, wrong in (
-        ("encoder", {"columns": ["a"]}),
-        ("target", {"names": "y"}),
-        ("about", {"elbo_per_datapoint": "high"}),
-        ("about", {"scores": {"rmse": [1]}}),
-        ("about", {"scores": 3}),
-    ):
-        (tmp_path / "table.json").write_text(json.dumps(content | {part: content[part] | wrong}))
-        with pytest.raises(DataError, match=r"table\.json was damaged or edited"):
-            TableModel.load(tmp_path)
+
+
+def _refuse(name: str, replace: Any) -> Any:
+    def refusing(aside: Path, path: Path) -> Any:
+        if path.name == name:
+            raise OSError("no space left")
+        return replace(aside, path)
+
+    return refusing
 
 
 def test_devices_that_are_not_there(
@@ -451,6 +500,7 @@ def test_a_family_without_time_is_left_out(regression: Data, monkeypatch: pytest
     found = compare(regression, seeds=1, minutes=0.2, families=["gp", "deep-gp"])
     assert found.skipped == {"deep-gp": "no time: 0 steps would have fitted; give it a larger budget"}
     assert [r.family for r in found.results] == ["gp"]
+    assert "Not tried for lack of time, and perhaps better: Deep Gaussian process." in found.verdict()
 
 
 def test_nothing_begins_when_the_budget_is_over(regression: Data, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from vibayes.errors import DataError
 from vibayes.tables import Encoder, read_table
-from vibayes.tables.cells import marked_numbers
+from vibayes.tables.numbers import as_numbers, learn_form, marked_numbers
 
 
-def learn(**columns: Any) -> tuple[Encoder, pd.DataFrame]:
+def learn(decimal: str = "", **columns: Any) -> tuple[Encoder, pd.DataFrame]:
     frame = pd.DataFrame(columns)
-    return Encoder.learn(frame), frame
+    return Encoder.learn(frame, decimal=decimal), frame
 
 
 def note(encoder: Encoder, name: str) -> str:
@@ -132,11 +132,35 @@ def test_identifiers_of_few_rows_are_left_out(n: int) -> None:
     assert note(encoder, "kind") == "category of 4 levels"
 
 
-def test_numbers_with_marks_are_named() -> None:
+def test_numbers_with_marks_are_read_and_named() -> None:
     n = 60
-    encoder, _ = learn(price=[f"{i},000" for i in range(1, n + 1)], share=[f"{i % 9}%" for i in range(n)], a=range(n))
-    assert "such as '1,000', are read as text: write 1000" in note(encoder, "price")
-    assert "category of 9 levels; numbers with marks, such as '0%'" in note(encoder, "share")
+    encoder, frame = learn(".", price=[f"${i},000" for i in range(1, n + 1)], share=[f"{i % 9}%" for i in range(n)])
+    assert note(encoder, "price") == "number, 1000 to 6e+04; '$1,000' is read as 1000"
+    assert note(encoder, "share") == "number, 0 to 8; '0%' is read as 0"
+    np.testing.assert_array_equal(
+        encoder.encode(frame).x, np.column_stack([1000 * np.arange(1, n + 1), np.arange(n) % 9])
+    )
+    assert encoder.texts == ("price", "share")
+    assert Encoder.from_dict(json.loads(json.dumps(encoder.to_dict()))) == encoder
+
+
+def test_new_rows_are_written_as_those_that_trained() -> None:
+    encoder, _ = learn(price=["1,250", "0,5", "2,0", "3,125"], share=["10%", "20%", "15%", "5%"])
+    new = pd.DataFrame({"price": ["1,250", "7"], "share": ["3%", "4 %"]})  # 1,250 alone might be a thousand
+    assert encoder.encode(new).x.tolist() == [[1.25, 3], [7, 4]]
+    assert encoder.encode(new.assign(price=[1.25, 7.0])).x.tolist() == [[1.25, 3], [7, 4]]  # Parquet, say
+    for other in (["0.03", "0.04"], [0.03, 0.04], ["$3", "$4"]):
+        with pytest.raises(DataError, match="'share' held numbers with % in training, but here most of its entries"):
+            encoder.encode(new.assign(share=other))
+    dollars, _ = learn(price=["$5", "$6", "7"])
+    with pytest.raises(DataError, match=r"'price' held numbers with \$ in training.* such as '€5'"):
+        dollars.encode(pd.DataFrame({"price": ["€5", "€6"]}))
+
+
+def test_few_numbers_with_marks_among_plain_ones_do_not_count_as_missing() -> None:
+    encoder, frame = learn(".", price=[*map(str, range(100)), "1,250"])
+    assert encoder.encode(frame).x[-1].tolist() == [1250.0]
+    assert encoder.features == ("price",)
 
 
 @pytest.mark.parametrize(
@@ -155,18 +179,45 @@ def test_numbers_among_which_are_too_many_words_are_named(levels: int, what: str
 
 
 @pytest.mark.parametrize(
-    ("cells", "advice"),
+    ("cells", "decimal", "numbers"),
     [
-        (["1,697", "-0,977"], "write 1.697"),  # the second cannot be thousands
-        (["€ 1.250,50", "€ 990"], "write 1250.50"),
-        (["1.250.000", "2.500.000"], "write 1250000"),
-        (["12'500", "990 CHF"], "write 12500"),
-        (["1,2", "1,2,3"], "write 1.2"),
-        (["\u22120.5", "1", "2"], "write -0.5"),
+        (["1,697", "-0,977"], ".", [1.697, -0.977]),  # the second cannot be thousands
+        (["1,697", "977"], ".", [1697, 977]),  # as elsewhere in the file
+        (["1,697 €", "977 €"], ",", [1.697, 977]),
+        (["€ 1.250,50", "-€990", "€.5"], "", None),  # marks that contradict each other
+        (["€ 1.250,50", "-€990", "€,5"], "", [1250.5, -990, 0.5]),
+        (["1.250.000", "2.500.000"], ".", [1250000, 2500000]),
+        (["12'500", "990", "1 250.5"], "", [12500, 990, 1250.5]),
+        (["\u22120.5", "1", "2"], "", [-0.5, 1, 2]),
+        (["+$1,250.00", "$-3", None], "", [1250, -3, np.nan]),
     ],
 )
-def test_marks_are_understood(cells: list[str], advice: str) -> None:
-    assert marked_numbers(pd.Series(cells)).endswith(advice)
+def test_marks_are_understood(cells: list[str], decimal: str, numbers: list[float] | None) -> None:
+    series = pd.Series(cells)
+    form = learn_form(series, decimal)
+    assert bool(form) == (numbers is not None)
+    if numbers is not None:
+        np.testing.assert_array_equal(as_numbers(series, form)[0], numbers)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["1,250", "990"],  # nothing says whether a thousand
+        ["$1,250", "€990"],  # of two currencies
+        ["7%", "0.07"],  # shares beside percentages
+        ["1,2", "1,2,3"],
+    ],
+)
+def test_marks_that_are_not_clear_are_named(cells: list[str]) -> None:
+    assert learn_form(pd.Series(cells)) == ""
+    assert f"such as {cells[0]!r}, are read as text: write all of them alike" in marked_numbers(pd.Series(cells))
+
+
+@pytest.mark.parametrize("cells", [["10 20", "30 40"], ["1,2,3", "4"], ["A1", "B2"], ["2021-01-05"], ["10.0.0.1"]])
+def test_other_text_is_no_number(cells: list[str]) -> None:
+    assert learn_form(pd.Series(cells), ".") == ""
+    assert not np.isfinite(as_numbers(pd.Series(cells), ".")[0]).all()
 
 
 def test_yes_or_no_with_missing_cells_is_a_category(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from vibayes.errors import ConfigurationError, DataError
-from vibayes.tables import read_table
+from vibayes.tables import Encoder, read_table
 
 
 def written(folder: Path, text: str, name: str = "t.csv", encoding: str = "utf-8") -> Path:
@@ -43,6 +43,14 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
     assert list(table.frame.columns) == ["städte", "n"]
     assert table.frame["städte"].tolist() == ["Köln", "Göteborg"]
     assert any("Latin-1" in note for note in table.notes) == (encoding == "latin-1")
+
+
+def test_latin_1_as_windows_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("größe;preis\n1;5 €\n2;7 €\n".encode("cp1252"))
+    assert read_table(path).frame["preis"].tolist() == ["5 €", "7 €"]
+    path.write_bytes(b"gr\xf6\xdfe;b\n1;\x81\n2;c\n")  # of no meaning to Windows
+    assert read_table(path).frame["b"].tolist() == ["\x81", "c"]
 
 
 def test_bad_bytes_far_into_the_file(tmp_path: Path) -> None:
@@ -178,16 +186,14 @@ def test_points_of_thousands_beside_decimal_commas(tmp_path: Path) -> None:
     """Read as decimal points, 950 and 1.200 would be 950 and 1.2."""
     content = "people;area;day;code\n950;1,5;03.04.2021;1.2\n1.200;1.234,5;04.04.2021;1.3\n;2;05.04.2021;1.4\n"
     table = read_table(written(tmp_path, content))
-    assert table.frame["people"].tolist()[:2] == [950.0, 1200.0]
-    assert table.frame["people"].isna().tolist() == [False, False, True]
-    assert table.frame["area"].tolist() == [1.5, 1234.5, 2.0]
+    assert table.decimal == ","
     assert table.frame["day"].tolist()[0] == "03.04.2021"
     assert table.frame["code"].tolist() == ["1.2", "1.3", "1.4"]
-    assert table.notes[1:] == [
-        "Points in the numbers of column 'people', such as 1.200, mark thousands.",
-        "Points in the numbers of column 'area', such as 1.234,5, mark thousands.",
-    ]
-    assert read_table(written(tmp_path, content), ["people"]).frame["people"].tolist()[:2] == ["950", "1.200"]
+    encoder = Encoder.learn(table.frame, ["day"], table.decimal)
+    assert encoder.encode(table.frame).x.tolist() == [[950, 0, 1.5, 1.2], [1200, 0, 1234.5, 1.3], [1075, 1, 2, 1.4]]
+    assert "'1.200' is read as 1200" in dict(encoder.summary())["people"]
+    new = written(tmp_path, "people;area;code\n1.100;7;1\n")  # in which no comma says what a point is
+    assert encoder.encode(read_table(new, encoder.texts).frame).x.tolist() == [[1100, 0, 7, 1]]
 
 
 def test_blank_line_of_tabs(tmp_path: Path) -> None:
@@ -211,10 +217,11 @@ def test_long_cells(tmp_path: Path) -> None:
 
 def test_decimal_commas_that_come_late(tmp_path: Path) -> None:
     table = read_table(written(tmp_path, "a;b;c\n" + "1;1.5;x,y\n" * 60 + "2,5;2.5;\n;1;z\n"))
-    assert table.frame["a"].dropna().tolist() == [1.0] * 60 + [2.5]
     assert table.frame["b"].iloc[60] == 2.5
     assert table.frame["c"].iloc[0] == "x,y"
-    assert "Numbers of column 'a' have decimal commas." in table.notes
+    encoder = Encoder.learn(table.frame, ["b", "c"], table.decimal)
+    assert encoder.encode(table.frame).x[:61].tolist() == [[1.0, 0.0]] * 60 + [[2.5, 0.0]]
+    assert "'2,5' is read as 2.5" in dict(encoder.summary())["a"]
 
 
 def test_named_indices_of_parquet_are_columns(tmp_path: Path) -> None:

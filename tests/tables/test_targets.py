@@ -56,8 +56,8 @@ def test_several_classes_and_the_task_by_hand() -> None:
         ([None] * 20, "is missing"),
         ([f"c{i % 500}" for i in range(5000)], "500 classes"),
         ([f"c{i}" for i in range(20)], "too few rows for each"),
-        ([f"${i},500" for i in range(1, 21)], r"such as '\$1,500', are read as text: write 1500"),
-        ([f"{i}.5%" for i in range(150)], "such as '0.5%', are read as text: write 0.5"),
+        ([f"${i},500" for i in range(1, 21)], r"such as '\$1,500', are read as text: write all of them alike"),
+        ([f"{i}.5%" for i in range(150)] + ["0.5"], "such as '0.5%', are read as text: write all of them alike"),
         (pd.date_range("2020", periods=20), "holds dates"),
         ([np.inf] * 10 + [-np.inf] * 10, "finite number"),
     ],
@@ -73,10 +73,21 @@ def test_classes_that_must_be_read_as_text() -> None:
     assert learn_target(pd.DataFrame({"y": [0.5, 1.5, 2.5]}), ["y"]).texts == ()
 
 
+def test_numbers_with_marks() -> None:
+    frame = pd.DataFrame({"price": ["$1,250", "$990", "free", None] + ["$20"] * 60, "share": ["7%"] * 63 + ["8.5%"]})
+    target = learn_target(frame, ["price", "share"], decimal=".")
+    assert (target.forms, target.texts) == (("$.", "%."), ("price", "share"))
+    assert Target.from_dict(target.to_dict()) == target
+    y, known = target.encode(frame)
+    np.testing.assert_array_equal(y[known][:2], [[1250, 7], [990, 7]])
+    assert (~known).nonzero()[0].tolist() == [2, 3]
+    assert target.odd(frame) == " (1 entry not a finite number, such as 'free')"
+
+
 def test_damaged_descriptions() -> None:
     description = learn_target(pd.DataFrame({"y": [0, 1, 0]}), ["y"]).to_dict()
     assert Target.from_dict(description).to_dict() == description
-    for wrong in ({"names": "y"}, {"names": []}, {"kind": "evil"}, {"labels": [0, 1]}, {"note": 3}):
+    for wrong in ({"names": "y"}, {"names": []}, {"kind": "evil"}, {"labels": [0, 1]}, {"note": 3}, {"forms": ["x"]}):
         with pytest.raises(DataError, match="not the description of a target"):
             Target.from_dict(description | wrong)
 

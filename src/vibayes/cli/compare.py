@@ -133,7 +133,7 @@ def say_table(console: Console, data: Any) -> None:
         f"{count(len(data.encoder.features), 'input')} for models; {count(len(data.train), 'row')} train, "
         f"{count(len(data.test), 'row')} held out.",
         *data.notes,
-        *(f"Column {c.name!r} {c.note}." for c in columns if c.kind == "dropped"),
+        *(f"Column {c.name!r} {c.note}." for c in columns if c.kind == "dropped" or c.form),
     ]
     for text in said:
         console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -69,8 +69,6 @@ def predict(
 
 def _own_columns(path: Path, frame: Any, typed: bool) -> Any:
     """The table's columns with their cells as the file has them; typed, numbers are numbers, but for codes as 01."""
-    import pandas
-
     from vibayes.tables import read_table
 
     as_text = read_table(path, [str(name) for name in frame.columns]).frame
@@ -79,8 +77,7 @@ def _own_columns(path: Path, frame: Any, typed: bool) -> Any:
         if frame[name].dtype.kind not in "biuf" or as_text[name].dtype == frame[name].dtype:
             continue  # text, or a file that has types of its own
         cells = as_text[name].dropna().astype(str)
-        read = pandas.to_numeric(cells, errors="coerce")  # elsewhere, 1.250 is no thousand
-        local = cells.str.contains(",").any() or (read.notna() & (read != frame[name][read.index].astype(float))).any()
+        local = cells.str.contains(",").any()  # elsewhere, 1,5 is no number
         if cells.str.match(r"0\d").any() or not (typed or local):
             own[name] = as_text[name]
     return own

@@ -14,7 +14,7 @@ from vibayes.compare.display import Display, Silent
 from vibayes.compare.families import FAMILIES, Family, Problem, choose
 from vibayes.compare.ranking import Difference, Result, rank
 from vibayes.compare.scores import LEVEL, bound, log_likelihoods, scores
-from vibayes.compare.training import NoTimeError, Trained, train
+from vibayes.compare.training import NO_TIME, NoTimeError, Trained, train
 from vibayes.conjugate.base import ConjugateModel
 from vibayes.data import check_count
 from vibayes.errors import ConfigurationError, DataError, VibayesError
@@ -128,6 +128,9 @@ class Comparison:
             said += (
                 f" Ended before their time, because their evidence would not have reached the best: {', '.join(left)}."
             )
+        untried = [FAMILIES[name].title for name, reason in self.skipped.items() if reason.startswith(NO_TIME)]
+        if untried:
+            said += f" Not tried for lack of time, and perhaps better: {', '.join(untried)}."
         return said + self._caution()
 
     def _caution(self) -> str:
@@ -192,7 +195,7 @@ def compare(
     try:
         for family in sorted(chosen, key=lambda family: not family.ranked):
             if steps is None and results and time.monotonic() > end:
-                skipped[family.name] = "no time: others took all of it; give it a larger budget"
+                skipped[family.name] = f"{NO_TIME}: others took all of it; give it a larger budget"
                 shown.say(f"{family.title}: {skipped[family.name]}")
                 continue
             left = max(deadline - time.monotonic(), 0.0)  # a little for everybody until the budget is over

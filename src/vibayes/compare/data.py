@@ -15,6 +15,7 @@ from vibayes.errors import ConfigurationError, DataError
 from vibayes.families import ROWS_PER_LENGTHSCALE
 from vibayes.tables import Encoder, Table, Target
 from vibayes.tables.cells import count
+from vibayes.tables.numbers import read_as
 from vibayes.tables.reading import did_you_mean
 from vibayes.tables.targets import COUNT_AS_EMPTY, learn_target
 
@@ -22,6 +23,8 @@ __all__ = ["MAX_TEST_ROWS", "Data", "prepare"]
 
 MIN_ROWS = 10
 MAX_TEST_ROWS = 10_000
+# A column whose correlation with a target is this close to one is the target, in other units.
+SAME = 1e-6
 # Steps of a target beyond this share of its standard deviation are worth a note.
 COARSE = 0.1
 # Whole numbers with at most so many different values may be names of classes, which is worth a note, too.
@@ -92,12 +95,17 @@ def prepare(
                 f"The name {name!r} stands over several columns, so it does not say which one is meant. Rename them."
             )
     for name in ignore:
+        if name in targets:
+            raise ConfigurationError(f"The column {name!r} cannot be both the target and ignored.")
         if name not in frame.columns:
             hint = did_you_mean(name, [str(column) for column in frame.columns])
             raise DataError(f"The table has no column {name!r} to ignore.{hint}")
-    target = learn_target(frame, list(targets), task)
+    target = learn_target(frame, list(targets), task, table.decimal)
     y, known = target.encode(frame)
     notes = list(table.notes)
+    notes += [
+        f"{name}: {read_as(frame[name], form)}." for name, form in zip(targets, target.forms, strict=False) if form
+    ]
     if not known.all():
         notes.append(
             f"{count((~known).sum(), 'row')} without a target{target.odd(frame)} cannot train or test, but predictions "
@@ -107,9 +115,10 @@ def prepare(
     if len(rows) < MIN_ROWS:
         raise DataError(f"The table has {count(len(rows), 'row')} with a target; at least {MIN_ROWS} are needed.")
     train_rows, test_rows = _split(rows, y, target.kind, test, seed)
-    encoder = Encoder.learn(frame.iloc[train_rows], leave_out=(*targets, *ignore))
+    encoder = Encoder.learn(frame.iloc[train_rows], leave_out=(*targets, *ignore), decimal=table.decimal)
     encoded = encoder.encode(frame)
     notes += encoded.notes + _copies(encoded.x, y, train_rows, test_rows)
+    notes += _leaks(encoder, encoded.x[train_rows], y[train_rows], target)
     notes += _wide(encoded.x[train_rows])
     if target.kind == "regression":
         notes += _coarse(y[train_rows], target.names)
@@ -143,6 +152,34 @@ def _copies(x: NDArray[Any], y: NDArray[Any], train: NDArray[np.int64], test: ND
         f"{copies} of the {count(len(test), 'held-out row')} {what} of rows that train, target included; for rows that "
         "are new, expect lower scores."
     ]
+
+
+def _leaks(encoder: Encoder, x: NDArray[Any], y: NDArray[Any], target: Target) -> list[str]:
+    """Notes on columns that are a target under another name: up to scale, or class by class."""
+    same = _proportional if target.kind == "regression" else _one_to_one
+    return [
+        f"Column {column!r} alone tells {name} exactly. If it is made from {name}, or known only after it, scores say "
+        "nothing about new rows: leave it out with --ignore."
+        for column, where in encoder.slices().items()
+        for name, values in zip(target.names, y.reshape(len(y), -1).T, strict=True)
+        if same(x[:, where], values)
+    ]
+
+
+def _proportional(x: NDArray[Any], y: NDArray[Any]) -> bool:
+    """Whether some column of `[N, D]` is `[N]` in other units."""
+    with np.errstate(all="ignore"):  # of constants, and numbers beyond all measure
+        x, y = x - x.mean(0), y - y.mean()
+        correlations = (y @ x) / (np.linalg.norm(x, axis=0) * np.linalg.norm(y))
+    return bool((np.abs(correlations) > 1.0 - SAME).any())
+
+
+def _one_to_one(x: NDArray[Any], y: NDArray[Any]) -> bool:
+    """Whether the rows of `[N, D]` are names of the classes `[N]`."""
+    classes = len(np.unique(y))
+    if len(np.unique(x[:1_000], axis=0)) > classes:  # most columns, of large tables, without sorting all rows
+        return False
+    return classes == len(np.unique(x, axis=0)) == len(np.unique(np.column_stack([x, y]), axis=0))
 
 
 def _coarse(y: NDArray[Any], names: Sequence[str]) -> list[str]:

@@ -94,7 +94,10 @@ def write_predictions(path: Path, data: Data, predicted: Predicted) -> None:
     frame.insert(0, "row", np.arange(1, len(frame) + 1))
     frame.insert(1, "part", part)
     for place, name in enumerate(data.target.names):
-        frame.insert(2 + place, f"true {name}", data.table.frame[name].astype(object).to_numpy())
+        truth = data.table.frame[name].astype(object).to_numpy()
+        if any(data.target.forms):  # numbers with marks, beside which predictions are plain ones
+            truth = data.target.numbers(data.table.frame)[place][0].astype(object)
+        frame.insert(2 + place, f"true {name}", truth)
     write_file(path, prediction_csv(frame, predicted))
 
 

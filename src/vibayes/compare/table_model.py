@@ -1,6 +1,5 @@
 """A model with the table's rules around it: from rows of a file to predictions, saved and loaded without pickle."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,13 @@ import torch
 
 from vibayes.compare.scores import Predicted, predict_all
 from vibayes.errors import DataError
-from vibayes.experiments.results import write_file
-from vibayes.saving import load, save
+from vibayes.saving.files import DESCRIPTION, load, load_beside, save
 from vibayes.tables import Encoder, Target
 from vibayes.tables.reading import needs_pandas
 from vibayes.trainable import TrainableModel
 
 __all__ = ["TableModel", "prediction_csv", "prediction_frame"]
 
-FILE = "table.json"
 SCHEMA = "vibayes-table-1"
 
 
@@ -49,56 +46,33 @@ class TableModel:
         return predict_all(self.model, torch.as_tensor(encoded.x)), encoded.notes
 
     def save(self, folder: str | Path) -> None:
-        """Write the model and, beside it, `table.json`."""
-        folder = Path(folder)
-        save(self.model, folder)
+        """Write the model, and what belongs to it, into one folder; they cannot be taken apart by mistake."""
         content = {
             "schema": SCHEMA,
             "encoder": self.encoder.to_dict(),
             "target": self.target.to_dict(),
             "about": self.about,
         }
-        write_file(folder / FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        save(self.model, folder, beside={"table": content})
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None) -> "TableModel":
         """Read what `save` wrote, or the model in the folder that `vibayes compare` wrote."""
         folder = Path(folder)
-        if not (folder / FILE).exists() and (folder / "model" / FILE).exists():
+        if not (folder / DESCRIPTION).exists() and (folder / "model" / DESCRIPTION).exists():
             folder = folder / "model"
-        file = folder / FILE
-        if not file.exists():
+        content = load_beside(folder).get("table") if (folder / DESCRIPTION).exists() else None
+        if content is None:
             raise DataError(
-                f"{folder} holds no model of a table: there is no {FILE} in it. Give the folder that vibayes fit or "
-                "vibayes compare wrote."
+                f"{folder} holds no model of a table. Give the folder that vibayes fit or vibayes compare wrote."
             )
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise DataError(f"{file} cannot be read ({error}).") from error
-        schema = content.get("schema") if isinstance(content, dict) else None
-        if schema != SCHEMA:
-            raise DataError(f"{file} is of the format {schema!r}; this version of vibayes reads {SCHEMA!r}.")
-        missing = [key for key in ("encoder", "target", "about") if not isinstance(content.get(key), dict)]
-        if missing:
-            raise DataError(f"{file} is incomplete: it lacks {', '.join(missing)}.")
-        try:
-            encoder, target = Encoder.from_dict(content["encoder"]), Target.from_dict(content["target"])
-            _check_about(content["about"])
-        except DataError as error:
-            raise DataError(f"{file} was damaged or edited. {error} Save the model again.") from error
+        if content["schema"] != SCHEMA:
+            raise DataError(
+                f"The table of the model in {folder} is of the format {content['schema']!r}; this version of vibayes "
+                f"reads {SCHEMA!r}."
+            )
+        encoder, target = Encoder.from_dict(content["encoder"]), Target.from_dict(content["target"])
         return cls(load(folder, device=device), encoder, target, content["about"])
-
-
-def _check_about(about: dict[str, Any]) -> None:
-    """Refuse text where numbers are shown."""
-    scores = about.get("scores") or {}
-    if not isinstance(scores, dict):
-        raise DataError(f"Scores by name are expected, found {scores!r}.")
-    shown = {"elbo_per_datapoint": about.get("elbo_per_datapoint"), "seconds": about.get("seconds"), **scores}
-    for name, value in shown.items():
-        if not isinstance(value, int | float | None):
-            raise DataError(f"A number is expected as {name}, found {value!r}.")
 
 
 def prediction_frame(target: Target, predicted: Predicted) -> Any:

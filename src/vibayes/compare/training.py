@@ -43,6 +43,8 @@ LEAST_STEPS = 50
 SLACK = 0.1
 LOOK = 0.4
 OUT_OF_REACH = "out of reach of the best evidence"
+# How the reason begins why a family has not been trained for lack of time.
+NO_TIME = "no time"
 
 # Called now and then with the share of the work that is done (0 to 1) and the bound in nats per row.
 Watch = Callable[[float, float], None]
@@ -123,7 +125,7 @@ def train(
         step_seconds = _time_steps(first, problem, seeds[0], device, PILOT_SHARE * seconds)
         possible = int(seconds / step_seconds)
         if possible < LEAST_STEPS and best > -math.inf:
-            raise NoTimeError(f"no time: {count(possible, 'step')} would have fitted; give it a larger budget")
+            raise NoTimeError(f"{NO_TIME}: {count(possible, 'step')} would have fitted; give it a larger budget")
         seeds = seeds[: max(1, min(len(seeds), possible // ENOUGH))]
         log_every = max(1, min(LOG_EVERY, possible // (LOOKS * len(seeds))))
     # the first goes on from where its timing left it: starting anew may take longer than those steps

@@ -18,7 +18,7 @@ from vibayes.saving.encode import Encoder
 from vibayes.saving.names import Given
 from vibayes.writing import written_whole
 
-__all__ = ["load", "save"]
+__all__ = ["DESCRIPTION", "load", "load_beside", "save"]
 
 FORMAT = "vibayes-model"
 # Raised when older versions could not read, or would misread, what is written now.
@@ -26,7 +26,7 @@ VERSION = 1
 DESCRIPTION = "model.json"
 
 
-def save(model: Any, folder: str | os.PathLike[str]) -> None:
+def save(model: Any, folder: str | os.PathLike[str], *, beside: dict[str, Any] | None = None) -> None:
     """Write a model or estimator into a folder: `model.json` and a safetensors file.
 
     Only numbers, text and tensors are written, no code. What stands in the folder under other names is left alone. A
@@ -38,6 +38,7 @@ def save(model: Any, folder: str | os.PathLike[str]) -> None:
     Args:
         model: a `Model`, `ExactGP`, `SGPR`, `LinearRegression`, or an estimator of `vibayes.sklearn`.
         folder: where to; created if it is not there.
+        beside: plain values that belong to the model, for `load_beside`; they are replaced in the same moment.
 
     >>> import tempfile, torch, vibayes as vb
     >>> model = vb.Model(vb.GP(1, kernel=vb.Matern52(1), posterior=vb.LocalInducing(5)), vb.Gaussian(0.1))
@@ -63,6 +64,7 @@ def save(model: Any, folder: str | os.PathLike[str]) -> None:
         "tensors": {"file": f"tensors-{digest[:16]}.safetensors", "sha256": digest},
         "root": root,
         "modules": encoder.modules,
+        "beside": beside or {},
     }
     description["checksum"] = _checksum(description)
     text = json.dumps(description, indent=1, allow_nan=False)
@@ -120,6 +122,12 @@ def load(
         raise DataError(
             f"The description of the model in {folder} is malformed ({type(error).__name__}: {error})."
         ) from error
+    return found
+
+
+def load_beside(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The plain values that were saved beside the model of a folder; none where there were none."""
+    found: dict[str, Any] = _read_description(Path(folder)).get("beside", {})
     return found
 
 

@@ -1,4 +1,4 @@
-"""The cells of a column as numbers, dates or text."""
+"""The cells of a column as dates or text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,6 @@ __all__ = [
     "OTHER",
     "as_dates",
     "as_number",
-    "as_numbers",
     "as_text",
     "count",
     "is_texts",
@@ -22,8 +21,6 @@ __all__ = [
     "is_yes_no",
     "learn_day_first",
     "looks_like_dates",
-    "marked_numbers",
-    "mixed_numbers",
     "needs_text",
     "nested",
     "with_year_last",
@@ -35,16 +32,6 @@ MOSTLY = 0.95
 OTHER = "(other)"
 NOTHING = "(missing)"
 _STAMPS = "datetime64[us, UTC]"
-
-
-def as_numbers(series: Any) -> tuple[F64, NDArray[Any]]:
-    """The numbers of a column, NaN where there is none, and the entries that are there but are no finite numbers."""
-    pandas = needs_pandas()
-    plain = series.astype(object) if str(series.dtype) == "category" else series
-    values: F64 = pandas.to_numeric(plain, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
-    values = np.where(np.isfinite(values), values, np.nan)
-    odd = series[np.isnan(values) & series.notna().to_numpy()].to_numpy()
-    return values, odd
 
 
 def as_dates(series: Any, day_first: bool | None = None) -> tuple[F64, NDArray[Any]]:
@@ -99,46 +86,6 @@ def looks_like_dates(series: Any) -> bool:
         r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4})\b"
     )
     return bool(sample.str.match(shape).mean() >= MOSTLY)
-
-
-def marked_numbers(series: Any) -> str:
-    """What to do where cells are numbers but for marks of thousands, money or per cent; else nothing.
-
-    >>> import pandas
-    >>> marked_numbers(pandas.Series(["$1,250", "$990"])), marked_numbers(pandas.Series(["A1", "B2"]))
-    ("numbers with marks, such as '$1,250', are read as text: write 1250", '')
-    """
-    cells = series.dropna().astype("string").str.strip()
-    core = cells.str.replace(r"[\s%$€£¥]", "", regex=True).str.replace("\u2212", "-")  # the sign of typesetters
-    points = core.str.fullmatch(r"[+-]?([1-9]\d{0,2}([,'_]\d{3})+|\d+)(\.\d+)?").fillna(False).astype(bool)
-    commas = core.str.fullmatch(r"[+-]?([1-9]\d{0,2}(\.\d{3})+|\d+)(,\d+)?").fillna(False).astype(bool)
-    if (commas & ~points).any():  # such as 0,5 or 1.250,50
-        marked, plain = commas, core.str.replace(".", "").str.replace(",", ".")
-    else:
-        marked, plain = points, core.str.replace(r"[,'_]", "", regex=True)
-    numbers = marked.mean()  # with marks or without
-    marked &= plain != cells
-    if not marked.any() or (marked.mean() < 0.5 and numbers < MOSTLY):
-        return ""
-    return f"numbers with marks, such as {cells[marked].iloc[0]!r}, are read as text: write {plain[marked].iloc[0]}"
-
-
-def mixed_numbers(series: Any) -> str:
-    """What to do where most cells are numbers, but too few for a column of numbers; else nothing.
-
-    >>> import pandas
-    >>> mixed_numbers(pandas.Series(["1.5", "2.5", "n/d"]))
-    "1 of 3 entries is no number, such as 'n/d': leave such cells empty if the others are numbers"
-    """
-    values, odd = as_numbers(series)
-    known = int(series.notna().sum())
-    if not len(odd) or np.isfinite(values).sum() < 0.5 * known:
-        return ""
-    verb, what = ("is", "number") if len(odd) == 1 else ("are", "numbers")
-    return (
-        f"{len(odd):,} of {count(known, 'entry', 'entries')} {verb} no {what}, such as {str(odd[0])!r}: leave such "
-        "cells empty if the others are numbers"
-    )
 
 
 def is_yes_no(series: Any) -> bool:

@@ -12,7 +12,6 @@ from vibayes.tables.cells import (
     NOTHING,
     OTHER,
     as_dates,
-    as_numbers,
     as_text,
     count,
     is_texts,
@@ -20,11 +19,10 @@ from vibayes.tables.cells import (
     is_yes_no,
     learn_day_first,
     looks_like_dates,
-    marked_numbers,
-    mixed_numbers,
     nested,
     with_year_last,
 )
+from vibayes.tables.numbers import FORMS, as_numbers, learn_form, marked_numbers, mixed_numbers, read_as
 
 __all__ = ["KINDS", "Column", "learn_column"]
 
@@ -46,6 +44,7 @@ class Column:
         name: its name in the table.
         kind: `"number"`, `"category"`, `"date"` or `"dropped"`.
         features: names of the numbers it becomes.
+        form: of numbers with marks such as "$1,250", how they are written (`tables.numbers.learn_form`).
         fill: what stands for a missing number (the median), or a missing date (the median, days since 1970).
         flags_missing: whether a feature says that the value was missing.
         levels: of a category.
@@ -58,6 +57,7 @@ class Column:
     name: str
     kind: str
     features: tuple[str, ...] = ()
+    form: str = ""
     fill: float = 0.0
     flags_missing: bool = False
     levels: tuple[str, ...] = ()
@@ -86,6 +86,8 @@ class Column:
         ]
         if wrong:
             raise DataError(f"This is not the description of a column: {wrong[0]} is {given[wrong[0]]!r}.")
+        if not isinstance(made.form, str) or not FORMS.fullmatch(made.form):
+            raise DataError(f"This is not the description of a column: form is {made.form!r}.")
         if made.kind not in KINDS:
             raise DataError(f"A column's kind must be one of {', '.join(KINDS)}; found {made.kind!r}.")
         return made
@@ -115,16 +117,20 @@ class Column:
         return np.where(missing, self.fill, values), flag, notes
 
     def _encode_numbers(self, series: Any) -> tuple[F64, list[str]]:
-        values, odd = as_numbers(series)
+        values, odd = as_numbers(series, self.form)
         if len(odd) and odd.size > 0.5 * max(int(series.notna().sum()), 1):
             raise DataError(
-                f"Column {self.name!r} held numbers in training, but here most of its entries are not numbers, such "
-                f"as {str(odd[0])!r}. Give the same quantity in the same form."
+                f"Column {self.name!r} held numbers{self._marks()} in training, but here most of its entries are not, "
+                f"such as {str(odd[0])!r}. Give the same quantity in the same form."
             )
         filled, flag, notes = self._filled(values)
         if len(odd):
             notes.append(f"{self.name!r}: {count(len(odd), 'entry', 'entries')} not a number, such as {str(odd[0])!r}.")
         return np.column_stack([filled, *flag]), notes
+
+    def _marks(self) -> str:
+        """With which signs, in words."""
+        return f" with {self.form[:-1]}" if len(self.form) > 1 else ""
 
     def _encode_dates(self, series: Any) -> tuple[F64, list[str]]:
         days, odd = as_dates(series, self.day_first)
@@ -176,8 +182,13 @@ class Column:
         return (codes[:, None] == np.arange(len(self.levels))).astype(float), notes
 
 
-def learn_column(name: str, series: Any) -> Column:
+def learn_column(name: str, series: Any, decimal: str = "") -> Column:
     """Decide what a column holds and how it is encoded, from the rows of the training table.
+
+    Args:
+        name: of the column.
+        series: its cells.
+        decimal: the decimal mark of the table's numbers, where it is known.
 
     >>> import pandas
     >>> learn_column("colour", pandas.Series(["red", "blue", "red", None])).features
@@ -195,15 +206,16 @@ def learn_column(name: str, series: Any) -> Column:
     if series.dtype.kind in "mc":
         return Column(name, "dropped", note=f"left out: values of type {series.dtype} are not supported")
     if not is_yes_no(series):
-        if np.isfinite(as_numbers(series)[0]).sum() >= MOSTLY * known:
-            return _learn_number(name, series)
+        form = learn_form(series, decimal)
+        if np.isfinite(as_numbers(series, form)[0]).sum() >= MOSTLY * known:
+            return _learn_number(name, series, form)
         if looks_like_dates(series) and np.isfinite(as_dates(series)[0]).sum() >= MOSTLY * known:
             return _learn_date(name, series)
     return _learn_category(name, series)
 
 
-def _learn_number(name: str, series: Any) -> Column:
-    values, odd = as_numbers(series)
+def _learn_number(name: str, series: Any, form: str = "") -> Column:
+    values, odd = as_numbers(series, form)
     there = values[np.isfinite(values)]
     if len(there) == 0:
         return Column(name, "dropped", note="left out: no value is a finite number")
@@ -211,9 +223,12 @@ def _learn_number(name: str, series: Any) -> Column:
     if there.min() == there.max() and not missing:
         return Column(name, "dropped", note=f"left out: every value is {there[0]:g}")
     notes = [f"number, {there.min():.4g} to {there.max():.4g}"]
+    if form:
+        notes.append(read_as(series, form))
     if len(odd):
         shown = ", ".join(repr(str(value)) for value in dict.fromkeys(odd[:3]))
-        notes.append(f"{count(len(odd), 'entry', 'entries')} that are no finite numbers ({shown}) count as missing")
+        verb = "is no finite number and counts" if len(odd) == 1 else "are no finite numbers and count"
+        notes.append(f"{count(len(odd), 'entry', 'entries')} ({shown}) {verb} as missing")
     if missing:
         notes.append(
             f"{count(missing, 'missing value')} replaced by the median {float(np.median(there)):.4g}, and marked in a "
@@ -221,8 +236,9 @@ def _learn_number(name: str, series: Any) -> Column:
         )
     features = (name, f"{name} is missing") if missing else (name,)
     return Column(
-        name, "number", features, fill=float(np.median(there)), flags_missing=bool(missing), note="; ".join(notes)
-    )
+        name, "number", features, form=form, fill=float(np.median(there)), flags_missing=bool(missing),
+        note="; ".join(notes),
+    )  # fmt: skip
 
 
 def _learn_date(name: str, series: Any) -> Column:

@@ -31,7 +31,8 @@ class Encoded:
 class Encoder:
     """How the input columns of a table become numbers; learned once, kept as JSON, applied to new rows by name.
 
-    - A *number* stays. Missing ones get the training median and a column that marks them.
+    - A *number* stays, without marks between thousands, signs of money and per cent. Missing ones get the training
+      median and a column that marks them.
     - A *category* (text, yes or no) becomes one column of zeros and ones per level; a missing value is a level, the
       rarest levels beyond 29 share one. A value not seen in training belongs to no level.
     - A *date* becomes the years since the first one, and sine and cosine of the time of year, the day of the week and
@@ -55,9 +56,12 @@ class Encoder:
         self.columns = tuple(columns)
 
     @classmethod
-    def learn(cls, frame: Any, leave_out: Sequence[str] = ()) -> "Encoder":
-        """Decide for every column of a training table, but those named in `leave_out` (the targets, say)."""
-        columns = [learn_column(str(name), frame[name]) for name in frame.columns if name not in leave_out]
+    def learn(cls, frame: Any, leave_out: Sequence[str] = (), decimal: str = "") -> "Encoder":
+        """Decide for every column of a training table, but those named in `leave_out` (the targets, say).
+
+        `decimal` is the decimal mark of its numbers, where it is known (`Table.decimal`).
+        """
+        columns = [learn_column(str(name), frame[name], decimal) for name in frame.columns if name not in leave_out]
         made = cls(columns)
         if not made.features:
             why = "; ".join(f"{column.name!r} {column.note}" for column in columns) or "there is no other column"
@@ -76,8 +80,8 @@ class Encoder:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The columns that `read_table` must read as text, for their levels to be found."""
-        return tuple(column.name for column in self.used if column.kind == "category" and needs_text(column.levels))
+        """The columns that `read_table` must read as text, for their levels or marked numbers to be found."""
+        return tuple(column.name for column in self.used if column.form or needs_text(column.levels))
 
     def slices(self) -> dict[str, slice]:
         """Where the numbers of every used column stand."""

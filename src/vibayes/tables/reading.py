@@ -33,12 +33,14 @@ class Table:
         path: where it came from.
         notes: what was decided while reading, in sentences.
         repeated: names that stood over several columns, whose later columns were renamed.
+        decimal: the decimal mark of its numbers, where it is known.
     """
 
     frame: Any
     path: Path
     notes: list[str] = field(default_factory=list)
     repeated: tuple[str, ...] = ()
+    decimal: str = ""
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -57,9 +59,9 @@ def read_table(path: str | Path, texts: Sequence[str] = ()) -> Table:
 
     The separator of a CSV file is the one of comma, semicolon, tab and bar that cuts its first lines into equally
     many cells; where it is no comma, numbers may have decimal commas. The encoding is UTF-8 (a mark at the beginning or
-    UTF-16 is recognised), and Latin-1 where the bytes are not UTF-8. The first line that is not blank must hold names,
-    but for lines above it that begin with `#`; a name that comes twice gets a number. Named indices of a Parquet file
-    become columns.
+    UTF-16 is recognised), and Latin-1 as Windows writes it where the bytes are not UTF-8. The first line that is not
+    blank must hold names, but for lines above it that begin with `#`; a name that comes twice gets a number. Named
+    indices of a Parquet file become columns.
 
     Args:
         path: a file ending in `.parquet` or `.pq`, or a CSV file, which may be compressed (`.gz`, `.bz2`, `.xz`).
@@ -122,7 +124,7 @@ def _read_parquet(pandas: Any, path: Path) -> Table:
         frame = pandas.concat([frame, *kept], axis=1)
         notes.append(f"The file's index is used as a column, too: {', '.join(names[-len(kept) :])}.")
     frame.columns = names
-    return Table(frame.reset_index(drop=True), path, notes, repeated)
+    return Table(frame.reset_index(drop=True), path, notes, repeated, ".")
 
 
 def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
@@ -167,11 +169,8 @@ def _read_csv(pandas: Any, path: Path, texts: Sequence[str]) -> Table:
         frame = frame.drop(columns=names[0])
         more = [note for note in more if names[0] not in note]
         notes.append("The first column has no name and numbers the rows; it was left out.")
-    if separator == ";" and decimal == ".":
-        notes += _read_decimal_commas(pandas, frame, texts)
-    if decimal == ",":
-        notes += _read_thousands(pandas, frame, texts)
-    return Table(frame, path, notes + more, repeated)
+    known = decimal if separator == "," or decimal == "," else ""
+    return Table(frame, path, notes + more, repeated, known)
 
 
 def _read_below(
@@ -269,19 +268,25 @@ def _encoding(path: Path) -> tuple[str, list[str]]:
     """The encoding, and what to say when it had to be guessed."""
     import codecs
 
-    decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
-        start = file.read(4)
-        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16", ["The file is UTF-16."]
-        file.seek(0)
-        try:
-            while chunk := file.read(_CHUNK):
-                decoder.decode(chunk)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return "latin-1", ["The file is not UTF-8; it was read as Latin-1, so check letters with accents."]
-    return "utf-8-sig", []
+    if _decodes(path, "utf-8"):
+        return "utf-8-sig", []
+    # what Windows writes is Latin-1 with a euro sign and curly quotation marks, but has five bytes without a meaning
+    latin = "cp1252" if _decodes(path, "cp1252") else "latin-1"
+    return latin, ["The file is not UTF-8; it was read as Latin-1, so check letters with accents."]
+
+
+def _decodes(path: Path, encoding: str) -> bool:
+    """Whether a whole file is text of an encoding."""
+    try:
+        with path.open(encoding=encoding, newline="") as file:
+            while file.read(_CHUNK):
+                pass
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _separator(lines: Sequence[str]) -> str:
@@ -303,35 +308,6 @@ def _has_decimal_commas(rows: Sequence[Sequence[str]], separator: str) -> bool:
         return bool(found)
     points = any("." in cell and _is_number(cell) for cell in cells)
     return not points and any(not re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", cell) for cell in found)
-
-
-def _read_thousands(pandas: Any, frame: Any, texts: Sequence[str]) -> list[str]:
-    """Make numbers of the columns with points between thousands, as 1.250 beside decimal commas; and say so."""
-    notes = []
-    for name in frame.columns:
-        if frame[name].dtype.kind in "biufM" or name in texts or not frame[name].notna().any():
-            continue
-        cells = frame[name].dropna().astype("string").str.strip()
-        marked = cells.str.contains(".", regex=False)
-        if marked.any() and cells.str.fullmatch(r"[+-]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?").all():
-            plain = cells.str.replace(".", "").str.replace(",", ".")
-            frame[name] = pandas.to_numeric(plain).astype(float).reindex(frame.index)
-            notes.append(f"Points in the numbers of column {name!r}, such as {cells[marked].iloc[0]}, mark thousands.")
-    return notes
-
-
-def _read_decimal_commas(pandas: Any, frame: Any, texts: Sequence[str]) -> list[str]:
-    """Make numbers of the columns whose decimal commas begin beyond the first lines; and say so."""
-    notes = []
-    for name in frame.columns:
-        if frame[name].dtype.kind in "biufM" or name in texts or not frame[name].notna().any():
-            continue
-        cells = frame[name].astype("string").str.strip()
-        plain = cells.str.match(r"[+-]?\d*[.,]?\d+$").all() and cells.str.contains(",").any()
-        if plain:
-            frame[name] = pandas.to_numeric(cells.str.replace(",", ".")).astype(float)
-            notes.append(f"Numbers of column {name!r} have decimal commas.")
-    return notes
 
 
 def _is_number(cell: str) -> bool:

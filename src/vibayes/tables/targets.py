@@ -11,15 +11,14 @@ from vibayes.errors import ConfigurationError, DataError
 from vibayes.tables.cells import (
     MOSTLY,
     NOTHING,
-    as_numbers,
     as_text,
     count,
     is_texts,
     is_yes_no,
-    marked_numbers,
     needs_text,
     nested,
 )
+from vibayes.tables.numbers import FORMS, as_numbers, learn_form, marked_numbers
 from vibayes.tables.reading import did_you_mean
 
 __all__ = ["TASKS", "Target", "learn_target"]
@@ -42,12 +41,14 @@ class Target:
         kind: `"regression"`, `"binary"` or `"classes"`.
         labels: of classes, the name of each, in the order of their numbers.
         note: what was decided, in a sentence.
+        forms: of numbers, how each column's are written (`tables.numbers.learn_form`).
     """
 
     names: tuple[str, ...]
     kind: str
     labels: tuple[str, ...] = ()
     note: str = ""
+    forms: tuple[str, ...] = ()
 
     @property
     def task(self) -> str:
@@ -61,8 +62,13 @@ class Target:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The columns that `read_table` must read as text, for their classes to be found."""
-        return self.names if needs_text(self.labels) else ()
+        """The columns that `read_table` must read as text, for their classes or marked numbers to be found."""
+        return self.names if needs_text(self.labels) or any(self.forms) else ()
+
+    def numbers(self, frame: Any) -> list[tuple[NDArray[np.float64], NDArray[Any]]]:
+        """Of a regression's columns, the numbers (NaN where there is none) and the entries that are no numbers."""
+        forms = self.forms or [""] * len(self.names)
+        return [as_numbers(frame[name], form) for name, form in zip(self.names, forms, strict=True)]
 
     def encode(self, frame: Any) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Targets and which rows have them: `[N, P]` numbers (`[N]` for one column), or `[N]` class numbers.
@@ -72,7 +78,7 @@ class Target:
         for name in self.names:
             _refuse_nested(frame, name)
         if self.kind == "regression":
-            columns = np.column_stack([as_numbers(frame[name])[0] for name in self.names])
+            columns = np.column_stack([values for values, _ in self.numbers(frame)])
             known: NDArray[np.bool_] = np.asarray(np.isfinite(columns).all(1))
             values = np.where(known[:, None], columns, 0.0)
             return (values[:, 0] if len(self.names) == 1 else values), known
@@ -84,7 +90,7 @@ class Target:
     def odd(self, frame: Any) -> str:
         """In brackets, how many entries are there but are no target: no finite numbers, or classes not known."""
         if self.kind == "regression":
-            entries = np.concatenate([as_numbers(frame[name])[1] for name in self.names])
+            entries = np.concatenate([odd for _, odd in self.numbers(frame)])
             what = "not a finite number"
         else:
             text = as_text(frame[self.names[0]])
@@ -96,18 +102,26 @@ class Target:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {"names": list(self.names), "kind": self.kind, "labels": list(self.labels), "note": self.note}
+        return {
+            "names": list(self.names),
+            "kind": self.kind,
+            "labels": list(self.labels),
+            "note": self.note,
+            "forms": list(self.forms),
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Target":
         """The inverse of `to_dict`."""
         names, kind, labels, note = (values.get(key, "") for key in ("names", "kind", "labels", "note"))
-        if not (is_texts(names) and names and kind in KINDS and is_texts(labels) and isinstance(note, str)):
+        forms = values.get("forms", ())
+        fine = is_texts(names) and names and kind in KINDS and is_texts(labels) and isinstance(note, str)
+        if not fine or not is_texts(forms) or not all(map(FORMS.fullmatch, forms)):
             raise DataError(f"This is not the description of a target: {values!r}.")
-        return cls(tuple(names), kind, tuple(labels), note)
+        return cls(tuple(names), kind, tuple(labels), note, tuple(forms))
 
 
-def learn_target(frame: Any, names: Sequence[str], task: str | None = None) -> Target:
+def learn_target(frame: Any, names: Sequence[str], task: str | None = None, decimal: str = "") -> Target:
     """Find out what kind of target some columns are.
 
     Text and yes-or-no columns are classes, and so are numbers with two different values; other numbers are regression.
@@ -117,6 +131,7 @@ def learn_target(frame: Any, names: Sequence[str], task: str | None = None) -> T
         frame: the table.
         names: the target columns.
         task: `"regression"` or `"classification"`, where it should not be guessed.
+        decimal: the decimal mark of the table's numbers, where it is known.
 
     >>> import pandas
     >>> learn_target(pandas.DataFrame({"y": ["no", "yes", "no"]}), ["y"]).labels
@@ -137,30 +152,31 @@ def learn_target(frame: Any, names: Sequence[str], task: str | None = None) -> T
         if int(frame[name].notna().sum()) == 0:
             raise DataError(f"Every value of the target {name!r} is missing.")
         _refuse_nested(frame, name)
-    numeric = [_is_numeric(frame[name]) for name in names]
+    forms = tuple(learn_form(frame[name], decimal) for name in names)
+    numeric = [_is_numeric(frame[name], form) for name, form in zip(names, forms, strict=True)]
     if task is None:
         few = len(names) == 1 and numeric[0] and frame[names[0]].nunique() <= FEW_NUMBERS
         task = "classification" if not all(numeric) or few else "regression"
         if few:
-            _refuse_constant(frame, names[0])
+            _refuse_constant(frame, names[0], forms[0])
     if task == "classification":
         return _classes(frame, names)
-    for name, number in zip(names, numeric, strict=True):
+    for name, form, number in zip(names, forms, numeric, strict=True):
         if not number:
             hint = _why_no_numbers(frame[name])
             raise DataError(f"The target {name!r} is not a column of numbers, so it cannot be a regression's.{hint}")
-        _refuse_constant(frame, name)
-    return Target(tuple(names), "regression", note="Numbers, so this is regression.")
+        _refuse_constant(frame, name, form)
+    return Target(tuple(names), "regression", note="Numbers, so this is regression.", forms=forms)
 
 
-def _is_numeric(series: Any) -> bool:
+def _is_numeric(series: Any, form: str) -> bool:
     if is_yes_no(series):
         return False
     if series.dtype.kind in "iuf":
         return True
     if series.dtype.kind not in "OSU" and str(series.dtype) not in ("string", "str", "category"):
         return False
-    values, _ = as_numbers(series)
+    values, _ = as_numbers(series, form)
     return bool(np.isfinite(values).sum() >= MOSTLY * int(series.notna().sum()))
 
 
@@ -180,8 +196,8 @@ def _refuse_nested(frame: Any, name: str) -> None:
         raise DataError(f"The target {name!r} holds {found}; numbers or classes are expected.")
 
 
-def _refuse_constant(frame: Any, name: str) -> None:
-    values = as_numbers(frame[name])[0]
+def _refuse_constant(frame: Any, name: str, form: str) -> None:
+    values = as_numbers(frame[name], form)[0]
     values = values[np.isfinite(values)]
     if len(values) == 0:
         raise DataError(f"No value of the target {name!r} is a finite number.")
@@ -209,7 +225,7 @@ def _classes(frame: Any, names: Sequence[str]) -> Target:
         raise DataError(f"The target {name!r} cannot be used: {hint}.")
     if len(values) > MAX_CLASSES:
         numbers = " If they are numbers, give --task regression."
-        hint = numbers if _is_numeric(frame[name]) else _why_no_numbers(frame[name])
+        hint = numbers if _is_numeric(frame[name], learn_form(frame[name], ".")) else _why_no_numbers(frame[name])
         raise DataError(
             f"The target {name!r} has {len(values)} classes ({count(len(text), 'row')}); at most {MAX_CLASSES} are "
             f"supported. Join rare ones.{hint}"

@@ -90,6 +90,32 @@ def test_gradients_are_those_of_the_bound(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda m, n=parameter_name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize("name", ["local whitened", "wishart AB"])
+def test_second_derivatives_are_those_of_the_gradients(name: str) -> None:
+    """Also where these leave something out. Shapes of gammas take no part: theirs are refused."""
+    torch.manual_seed(3)
+    x = torch.randn(N, D)
+    y = x[:, 0].sin()
+    model = vb.Model(NETWORKS[name](), vb.Gaussian(0.3), inducing=torch.randn(M, D))
+    model.initialize(x, y)
+    noise = prepared_noise(model, x)
+    parameters = [p for n, p in model.named_parameters() if ".alpha" not in n]
+    weights, direction = ([torch.randn_like(p) for p in parameters] for _ in range(2))
+
+    def slope(step: float, again: bool = False) -> Tensor:
+        with torch.no_grad():
+            torch._foreach_add_(parameters, direction, alpha=step)
+        terms = model(x, y[:, None], n_samples=S, noise=noise)
+        bound = terms.log_likelihood.sum() + terms.log_ratio.sum()
+        gradients = torch.autograd.grad(bound, parameters, create_graph=again)
+        return torch.stack([(g * w).sum() for g, w in zip(gradients, weights, strict=True)]).sum()
+
+    curvatures = torch.autograd.grad(slope(0.0, again=True), parameters)
+    found = torch.stack([(c * d).sum() for c, d in zip(curvatures, direction, strict=True)]).sum()
+    above, below = slope(1e-5), slope(-2e-5)
+    torch.testing.assert_close(found, (above - below) / 2e-5, rtol=1e-5, atol=1e-5)
+
+
 def _model(name: str, z: Tensor) -> vb.Model | vb.ExactGP:
     if name == "exact":
         return vb.ExactGP(vb.SquaredExponential(D), vb.Gaussian(0.1), standardize="both")

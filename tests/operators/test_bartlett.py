@@ -117,12 +117,14 @@ def test_nothing_above_the_diagonal_is_read(dtype: torch.dtype, device: str) -> 
         assert bool((slope[:, unused] == 0).all())
 
 
-def test_the_operator_is_registered_soundly() -> None:
+def test_the_operators_are_registered_soundly() -> None:
+    """Shapes and strides as announced, for torch.compile; also where vectors lie across."""
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     given = example(5, 3, 2)
+    across = [torch.rand(3, 2).mT + 0.5 for _ in range(3)]
+    backward = (*across, *given[3:], torch.randn(5, 3, 2).movedim(-1, 0), torch.randn(2))
+    torch.library.opcheck(torch.ops.vibayes.bartlett_backward, backward, test_utils=checks)
     for t in given[2:5]:
         t.requires_grad_()
-    torch.library.opcheck(
-        torch.ops.vibayes.bartlett,
-        (*given[:5], torch.randn(2, 8, 3)[:, :5]),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
+    forward = (*given[:5], torch.randn(2, 8, 3)[:, :5])
+    torch.library.opcheck(torch.ops.vibayes.bartlett, forward, test_utils=checks)

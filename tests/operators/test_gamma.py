@@ -107,3 +107,14 @@ def test_the_operator_draws_what_its_steps_draw() -> None:
     assert torch.equal(torch.func.vmap(operator, in_dims=(None, 1))(alpha, normals), wanted)
     twice = torch.func.vmap(torch.func.vmap(operator, in_dims=(0, 1)), in_dims=(None, 1))
     assert torch.equal(twice(alpha, normals.movedim(-1, 2)), wanted)
+
+
+def test_the_operators_are_registered_soundly() -> None:
+    """Shapes and strides as announced, for torch.compile; also where shapes of draws lie across."""
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    draws, normals = torch.rand(2, 3), torch.randn(NOISE_PER_GAMMA, 2, 3)
+    for alpha in (torch.rand(2, 3), torch.rand(3, 2).mT, torch.rand(3).expand(2, 3)):
+        torch.library.opcheck(torch.ops.vibayes.gamma_draws, (alpha, normals), test_utils=checks)
+        torch.library.opcheck(torch.ops.vibayes.gamma_slope, (alpha, draws), test_utils=checks)
+        given = (alpha.clone().requires_grad_(), draws)
+        torch.library.opcheck(torch.ops.vibayes.gamma_of_shape, given, test_utils=checks)

@@ -104,7 +104,7 @@ def _run_gradients(
     squares: Tensor, alpha: Tensor, beta: Tensor, mu: Tensor, sigma: Tensor, noise: Tensor, g_T: Tensor, g: Tensor
 ) -> tuple[Tensor, ...]:
     if not _on_gpu(noise):
-        return _gradients(squares, alpha, beta, mu, sigma, noise, g_T, g)
+        return tuple(t.contiguous() for t in _gradients(squares, alpha, beta, mu, sigma, noise, g_T, g))
     given = [*_flat(squares, alpha, beta, sigma, noise, g_T), g.flatten()]
     found = cuda_kernels.bartlett_backward(*given)
     return tuple(t.view(like.shape) for t, like in zip(found, (squares, beta, mu, sigma), strict=True))

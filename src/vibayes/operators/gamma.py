@@ -55,7 +55,7 @@ def _marsaglia_tsang(alpha: Tensor, normals: Tensor) -> Tensor:
 
 def _draws(alpha: Tensor, normals: Tensor) -> Tensor:
     fits = alpha.is_cuda and cuda_kernels.available()
-    return cuda_kernels.gamma_draws(alpha, normals) if fits else _marsaglia_tsang(alpha, normals)
+    return cuda_kernels.gamma_draws(alpha, normals) if fits else _marsaglia_tsang(alpha, normals).contiguous()
 
 
 def _draws_vmap(
@@ -67,7 +67,7 @@ def _draws_vmap(
 
 def _of_shape(alpha: Tensor, draws: Tensor) -> Tensor:
     """Draws that did not underflow, as functions of `alpha`."""
-    return draws.clamp_min(torch.finfo(draws.dtype).tiny)
+    return draws.clamp_min(torch.finfo(draws.dtype).tiny).contiguous()
 
 
 def _of_shape_vmap(
@@ -86,7 +86,7 @@ def _backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
 
 def _slope(alpha: Tensor, drawn: Tensor) -> Tensor:
     """`dx / dalpha`."""
-    return torch._standard_gamma_grad(alpha, drawn)
+    return torch._standard_gamma_grad(alpha, drawn).contiguous()
 
 
 def _refuse(ctx: Any, g: Tensor) -> tuple[None, None]:
@@ -104,13 +104,13 @@ def _slope_vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor
 register(
     "gamma_draws(Tensor alpha, Tensor normals) -> Tensor",
     _draws,
-    lambda alpha, normals: torch.empty_like(alpha, memory_format=torch.contiguous_format),
+    lambda alpha, normals: alpha.new_empty(alpha.shape),
     vmap=_draws_vmap,
 )
 register(
     "gamma_of_shape(Tensor alpha, Tensor draws) -> Tensor",
     _of_shape,
-    lambda alpha, draws: torch.empty_like(draws),
+    lambda alpha, draws: draws.new_empty(draws.shape),
     save=_save,
     backward=_backward,
     vmap=_of_shape_vmap,
@@ -119,7 +119,7 @@ register(
 register(
     "gamma_slope(Tensor alpha, Tensor drawn) -> Tensor",
     _slope,
-    lambda alpha, drawn: torch.empty_like(alpha),
+    lambda alpha, drawn: alpha.new_empty(alpha.shape),
     save=lambda ctx, inputs, output: None,
     backward=_refuse,
     vmap=_slope_vmap,

@@ -6,6 +6,7 @@ from torch import nn
 import vibayes as vb
 from vibayes.conjugate import GaussianBumps
 from vibayes.describe import describe_part
+from vibayes.parameters import Positive
 
 
 def test_describe_names_layers_values_and_sizes() -> None:
@@ -42,6 +43,20 @@ def test_convolutions_are_told_with_their_channels() -> None:
     text = vb.Model(network, vb.Categorical(), inducing=torch.randn(4, 3, 6, 6)).describe()
     assert "0: Conv2d 3 -> 8, posterior" in text
     assert "2: Linear 32 -> 2, posterior" in text
+
+
+def test_shared_kernels_and_priors_of_hyperparameters_are_told() -> None:
+    lengthscale = Positive(0.5, prior=torch.distributions.Gamma(2.0, 1.0))
+    kernel = vb.SquaredExponential(1, lengthscale=lengthscale)
+    kernel.variance.fix()
+    layers = [vb.GP(1, kernel=kernel), vb.GP(1, kernel=vb.Matern32(1)), vb.GP(1, kernel=kernel)]
+    text = vb.Model(nn.Sequential(*layers), vb.Gaussian(), inducing=torch.randn(5, 1)).describe()
+    told = (
+        "kernel: SquaredExponential, lengthscale 0.5 (prior Gamma(concentration: 2.0, rate: 1.0)); variance 1 (fixed)"
+    )
+    lines = [line.strip() for line in text.splitlines() if "kernel:" in line]
+    matern = "kernel: Matern32, lengthscale 1; variance 1"
+    assert lines == [f"{told}; shared with layer '2'", matern, f"{told}; shared with layer '0'"]
 
 
 def test_kernels_are_told_with_those_they_are_made_of() -> None:

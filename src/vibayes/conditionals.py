@@ -26,6 +26,7 @@ def conditional_moments(
     """Mean and change of variance of data rows, given Gaussian inducing values `u = L v`, `v ~ N(mean, R R^T)`.
 
     With `A = L^-1 Kit` they are `A^T mean` and `diag(A^T (R R^T - I) A)`: add the latter to the prior variances.
+    `A` is made in the dtype of `Kii`, float64 in models of float32, too (docs/decisions/jitter.md).
 
     Args:
         Kii: covariance of the inducing rows.
@@ -106,12 +107,12 @@ class _ConditionalMoments(torch.autograd.Function):
     def forward(
         Kii: Tensor, L: Tensor, inverse: Tensor | None, Kit: Tensor, mean: Tensor, R: Tensor
     ) -> tuple[Tensor, ...]:
-        A = Factor(L, inverse).solve(Kit)  # [M, N]
+        A = Factor(L, inverse).solve(Kit.to(L.dtype)).to(Kit.dtype)  # [M, N]
         if _few_rows(A):
             B = R.mT @ A  # R^T A  [Q, M, N]
             T = R @ B - A  # (R R^T - I) A  [Q, M, N]
         else:
-            B = R @ R.mT - torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)  # [Q, M, M]
+            B = R @ R.mT - torch.eye(R.shape[-1], dtype=R.dtype, device=R.device)  # [Q, M, M]
             T = B @ A  # [Q, M, N]
         return (mean.mT @ A).mT, (A * T).sum(-2).mT, A, B, T
 
@@ -128,12 +129,12 @@ class _ConditionalMoments(torch.autograd.Function):
         if torch.is_grad_enabled():  # differentiated again: what was saved must depend on the inputs
             L, inverse = cholesky(Kii)[0], None
             A, B, T = _ConditionalMoments.forward(Kii, L, inverse, Kit, mean, R)[2:]
-        factor = Factor(L, inverse)
+        exact = Factor(L, inverse)
         g = 2.0 * g_variance.mT[:, None, :]  # [Q, 1, N]
         d_A = mean @ g_mean.mT  # [M, N]
         for gq, Tq in zip(g.unbind(-3), T.unbind(-3), strict=True):
             d_A = torch.addcmul(d_A, gq, Tq)
-        d_Kit = factor.solve_transposed(d_A)
+        d_Kit = exact.to(A.dtype).solve_transposed(d_A)
         d_mean = (g_mean.mT @ A.mT).mT  # [M, P]
         if _few_rows(A):
             d_R = (g * A) @ B.mT  # [Q, M, M]
@@ -144,6 +145,6 @@ class _ConditionalMoments(torch.autograd.Function):
             W = mean @ d_mean.mT + (B @ S).sum(-3)  # d_A A^T without another product over the data rows
         # Since d_L = -L^-T W, the backward pass of the factorization (Murray 2016) is -L^-T Phi(W) L^-1, symmetrised,
         # where Phi takes the lower triangle and halves the diagonal.
-        phi = W.tril() - 0.5 * torch.diag_embed(W.diagonal(dim1=-2, dim2=-1))
-        half = factor.solve_transposed(factor.solve_transposed(phi).mT)
+        phi = (W.tril() - 0.5 * torch.diag_embed(W.diagonal(dim1=-2, dim2=-1))).to(L.dtype)
+        half = exact.solve_transposed(exact.solve_transposed(phi).mT)
         return -0.5 * (half + half.mT), None, None, d_Kit, d_mean, d_R

@@ -1,5 +1,6 @@
 """What a model is, in words: its layers, kernels, hyperparameters and sizes."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -41,10 +42,17 @@ def describe_values(module: nn.Module, but: tuple[str, ...] = ()) -> list[str]:
     ['lengthscale 0.5', 'variance 1']
     """
     return [
-        f"{name} {_numbers(parameter.value)}{'' if parameter.raw.requires_grad else ' (fixed)'}".strip()
+        f"{name} {_numbers(parameter.value)}{_notes(parameter)}".strip()
         for name, parameter in hyperparameters(module)
         if not name.startswith(but)
     ]
+
+
+def _notes(parameter: Hyperparameter) -> str:
+    notes = [] if parameter.raw.requires_grad else ["fixed"]
+    if parameter.prior is not None:
+        notes.append(f"prior {parameter.prior}")
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def describe_part(module: nn.Module) -> str:
@@ -69,8 +77,13 @@ def describe_part(module: nn.Module) -> str:
     return f"{text}{',' if values else ''} of {parts}" if parts else text
 
 
-def describe_layer(layer: Layer) -> list[str]:
-    """Lines about one Bayesian layer: what it is, what it approximates, and its hyperparameters."""
+def describe_layer(layer: Layer, users: Mapping[nn.Module, list[str]]) -> list[str]:
+    """Lines about one Bayesian layer: what it is, what it approximates, and its hyperparameters.
+
+    Args:
+        layer: the layer.
+        users: names of the layers that have a kernel or a mean as a part.
+    """
     trained = _trained(layer)
     options = layer.posterior.extra_repr()
     inputs = getattr(layer, "in_channels", layer.in_features)  # features of a convolution are those of a patch
@@ -83,7 +96,8 @@ def describe_layer(layer: Layer) -> list[str]:
         if isinstance(child, White):
             lines.append(f"  noise: {'; '.join(describe_values(child))}")
         elif child is not layer.posterior and not isinstance(child, ZeroMean):
-            lines.append(f"  {name}: {describe_part(child)}")
+            others = ", ".join(repr(user) for user in users[child] if user != layer.name)
+            lines.append(f"  {name}: {describe_part(child)}{f'; shared with layer {others}' if others else ''}")
     return lines
 
 
@@ -93,8 +107,12 @@ def describe_model(model: "Model") -> str:
     lines = [_heading(model, f"Model with {len(layers)} Bayesian layer{'s' if len(layers) > 1 else ''}")]
     if model.inducing is not None:
         lines.append(f"{len(model.inducing)} inducing inputs of shape {list(model.inducing.shape[1:])}")
+    users: dict[nn.Module, list[str]] = {}
     for name, layer in layers.items():
-        first, *rest = describe_layer(layer)
+        for child in layer.children():
+            users.setdefault(child, []).append(name)
+    for name, layer in layers.items():
+        first, *rest = describe_layer(layer, users)
         lines += [f"{name}: {first}", *rest]
     return "\n".join([*lines, *_ending(model)])
 

@@ -267,10 +267,10 @@ def not_positive_definite(
 ) -> NotPositiveDefiniteError:
     """The error of a kernel matrix, of as many inducing points as there are rows, that could not be factorized."""
     size = "" if rows is None else f"[{len(rows)}, {len(rows)}], "
+    more = " or a larger model.jitter" if dtype == torch.float64 else ", a larger model.jitter, or model.double()"
     return NotPositiveDefiniteError(
         f"The kernel matrix of the inducing points of layer {site!r} ({size}{dtype}, relative jitter "
-        f"{float(jitter):.1g}) is not positive definite to rounding. Use fewer inducing points, a larger "
-        "model.jitter, or float64: model.double()."
+        f"{float(jitter):.1g}) is not positive definite to rounding. Use fewer inducing points{more}."
     )
 
 

@@ -62,3 +62,23 @@ def test_log_likelihoods_are_those_of_float64(name: str) -> None:
     """Rows on top of inducing rows, in draws that use every direction of a nearly singular matrix: the worst case."""
     wide, narrow = bounds(name, linalg.JITTER)
     torch.testing.assert_close(narrow.log_likelihood.double() / 400, wide.log_likelihood / 400, rtol=0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("name", ["global", "local"])
+def test_means_of_data_rows_are_those_of_float64(name: str, joint: bool) -> None:
+    """Of drawn inducing values and of integrated ones; with the factor in float32 they are off by more than 0.1."""
+    layer = LAYERS[name]()
+    local = layer.posterior.local
+    model = vb.Model(layer, vb.Gaussian(0.1), inducing=None if local else X)
+    if local:
+        torch.nn.init.normal_(layer.posterior.mean)
+    x, noise = torch.linspace(-2.1, 2.1, 50)[:, None], torch.randn(800, 1)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        model.to(dtype)
+        given = {"network.inducing": noise.to(dtype)}
+        draw = Draw(n_inducing=model.n_inducing, jitter=model.jitter, joint=joint, output="network", noise=given)
+        with torch.no_grad():
+            found.append(model._pass(x.to(dtype), draw)[0].double())
+    torch.testing.assert_close(found[1], found[0], rtol=0.0, atol=5e-3)

@@ -56,6 +56,30 @@ def test_both_vmaps_draw_their_own_noise_and_gradients_match_a_loop() -> None:
     assert torch.allclose(shared, torch.stack([gradient(alphas[0], z) for z in normals]))
 
 
+def test_second_derivatives_are_refused_and_not_taken_for_zero() -> None:
+    """But for those of what the draws are multiplied with."""
+    normals = torch.randn(NOISE_PER_GAMMA, 3)
+    alpha, factor = torch.tensor([0.5, 1.5, 4.0], requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    draws = gamma_from_normals(alpha, normals)
+    (slope,) = torch.autograd.grad((factor.square() * draws).sum(), alpha, create_graph=True)
+    expected = torch._standard_gamma_grad(alpha.detach(), draws.detach())
+    torch.testing.assert_close(slope, 4.0 * expected)
+    (mixed,) = torch.autograd.grad(slope.sum(), factor, retain_graph=True)
+    torch.testing.assert_close(mixed, 4.0 * expected.sum())
+    with pytest.raises(NotImplementedError, match="differentiated once"):
+        torch.autograd.grad(slope.sum(), alpha)
+    twice = torch.func.jacrev(torch.func.jacrev(lambda a: gamma_from_normals(a, normals)))
+    with pytest.raises(NotImplementedError, match="differentiated once"):
+        twice(alpha.detach())
+
+
+def test_draws_of_constant_shapes_bear_second_derivatives() -> None:
+    factor = torch.tensor(2.0, requires_grad=True)
+    draws = gamma_from_normals(torch.ones(3), torch.randn(NOISE_PER_GAMMA, 3))
+    (curvature,) = torch.func.jacrev(torch.func.jacrev(lambda f: (f[0].square() * draws).sum()))(factor[None])[0]
+    torch.testing.assert_close(curvature, 2.0 * draws.sum())
+
+
 def test_shapes_stay_apart_in_float32() -> None:
     x = gamma_from_normals(torch.full((1000,), 0.01, dtype=torch.float32), torch.randn(NOISE_PER_GAMMA, 1000).float())
     assert x.dtype == torch.float32
@@ -83,3 +107,14 @@ def test_the_operator_draws_what_its_steps_draw() -> None:
     assert torch.equal(torch.func.vmap(operator, in_dims=(None, 1))(alpha, normals), wanted)
     twice = torch.func.vmap(torch.func.vmap(operator, in_dims=(0, 1)), in_dims=(None, 1))
     assert torch.equal(twice(alpha, normals.movedim(-1, 2)), wanted)
+
+
+def test_the_operators_are_registered_soundly() -> None:
+    """Shapes and strides as announced, for torch.compile; also where shapes of draws lie across."""
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    draws, normals = torch.rand(2, 3), torch.randn(NOISE_PER_GAMMA, 2, 3)
+    for alpha in (torch.rand(2, 3), torch.rand(3, 2).mT, torch.rand(3).expand(2, 3)):
+        torch.library.opcheck(torch.ops.vibayes.gamma_draws, (alpha, normals), test_utils=checks)
+        torch.library.opcheck(torch.ops.vibayes.gamma_slope, (alpha, draws), test_utils=checks)
+        given = (alpha.clone().requires_grad_(), draws)
+        torch.library.opcheck(torch.ops.vibayes.gamma_of_shape, given, test_utils=checks)

@@ -190,7 +190,8 @@ class GeneralizedSingularWishart(GramDistribution):
             scale_log_det: the log determinant of the scale matrix, if at hand.
             density: what `rsample_with_density` gave with `T`, which sticks the landing.
             sticking_the_landing: detach `alpha`, `beta`, `mu` and `sigma` in the density, so that their gradients come
-                through the sample alone (Roeder et al. 2017). The part left out has expectation zero.
+                through the sample alone (Roeder et al. 2017). The part left out has expectation zero; of second
+                derivatives it has not.
         """
         n, nt = self.event_shape[0], self.rank
         check_shape("T", T, (n, nt))

@@ -136,10 +136,10 @@ class GP(Layer):
         Kit = self.kernel.on_features(z, x)  # [M, N]
         covariance = None
         if draw.joint:
-            mean, covariance = self._joint_moments(factor.solve(Kit), v, q, x)
+            mean, covariance = self._joint_moments(exact.solve(Kit.to(Kii.dtype)).to(z.dtype), v, q, x)
             variance = covariance.diagonal(dim1=-2, dim2=-1).mT
         elif q is not None:
-            mean, change = conditional_moments(Kii.to(z.dtype), factor, Kit, q.mean, q.factor)  # [N, P]
+            mean, change = conditional_moments(Kii, exact, Kit, q.mean, q.factor)  # [N, P]
             variance = self.variance(x)[:, None] + change
         else:
             mean, loss = conditional_rows(exact, Kit, v)  # [N, P], [N]

@@ -32,7 +32,8 @@ def bartlett_and_density(
     - sum_{i > j} (noise_ij^2 / 2 + log sigma_ij)`, `j = 1 .. nt`,
 
     the log density of `T T^T` up to constants and its power of `|(T T^T)_{:nt, :nt}|`. Its gradients come through `T`
-    alone, as if the parameters of the density were others (Roeder et al. 2017).
+    alone, as if the parameters of the density were others (Roeder et al. 2017). Second derivatives are the slopes of
+    these gradients, parameters of the density included, and so have the right mean.
 
     Args:
         squares: draws of `Gamma(alpha, 1)`.
@@ -92,14 +93,9 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Those of `squares`, `beta`, `mu` and `sigma`."""
     diagonal = (squares / beta).sqrt()
-    # the parameters of the density, and what does not change with them
-    held_alpha, held_beta, held_sigma = alpha.detach(), beta.detach(), sigma.detach()
-    z = (mu - mu.detach() + sigma * noise) / held_sigma
     below = torch.ones_like(noise, dtype=torch.bool).tril(-1)
-    d_T = torch.where(below, g_T - g[..., None, None] * z / held_sigma, 0.0)
-    d_diagonal = g_T.diagonal(dim1=-2, dim2=-1) + g[..., None] * (
-        _powers(held_alpha) / diagonal - 2.0 * held_beta * diagonal
-    )
+    d_T = torch.where(below, g_T - g[..., None, None] * noise / sigma, 0.0)
+    d_diagonal = g_T.diagonal(dim1=-2, dim2=-1) + g[..., None] * (_powers(alpha) / diagonal - 2.0 * beta * diagonal)
     half = 0.5 * d_diagonal * diagonal
     return half / squares, -half / beta, d_T, d_T * noise
 
@@ -108,7 +104,7 @@ def _run_gradients(
     squares: Tensor, alpha: Tensor, beta: Tensor, mu: Tensor, sigma: Tensor, noise: Tensor, g_T: Tensor, g: Tensor
 ) -> tuple[Tensor, ...]:
     if not _on_gpu(noise):
-        return _gradients(squares, alpha, beta, mu, sigma, noise, g_T, g)
+        return tuple(t.contiguous() for t in _gradients(squares, alpha, beta, mu, sigma, noise, g_T, g))
     given = [*_flat(squares, alpha, beta, sigma, noise, g_T), g.flatten()]
     found = cuda_kernels.bartlett_backward(*given)
     return tuple(t.view(like.shape) for t, like in zip(found, (squares, beta, mu, sigma), strict=True))

@@ -22,7 +22,8 @@ def gamma_from_normals(alpha: Float[Tensor, "..."], normals: Float[Tensor, "k ..
     """Draws of `Gamma(alpha, 1)` made from `NOISE_PER_GAMMA` standard normals each.
 
     The gradient with respect to `alpha` is the implicit one, `-(dF / dalpha) / p(x)` (Figurnov et al. 2018), as in
-    `torch.distributions.Gamma`. There is no loop until acceptance, so a draw is a fixed sequence of operations.
+    `torch.distributions.Gamma`. As there, second derivatives are refused. There is no loop until acceptance, so a draw
+    is a fixed sequence of operations.
 
     >>> alpha = torch.tensor([0.5, 3.0])
     >>> draws = gamma_from_normals(alpha.expand(10_000, 2), torch.randn(NOISE_PER_GAMMA, 10_000, 2))
@@ -33,9 +34,8 @@ def gamma_from_normals(alpha: Float[Tensor, "..."], normals: Float[Tensor, "k ..
     # on a CPU the compiler makes one loop of it, which an operator would keep it from
     on_gpu = normals.is_cuda and cuda_kernels.available()
     draws: Tensor = torch.ops.vibayes.gamma_draws(fixed, normals) if on_gpu else _marsaglia_tsang(fixed, normals)
-    drawn = draws.clamp_min(torch.finfo(draws.dtype).tiny)
-    slope: Tensor = torch.ops.vibayes.gamma_slope(fixed, drawn)
-    return drawn + (alpha - fixed) * slope  # the value of the draw, with the slope as its gradient
+    found: Tensor = torch.ops.vibayes.gamma_of_shape(alpha, draws)
+    return found
 
 
 def _marsaglia_tsang(alpha: Tensor, normals: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def _marsaglia_tsang(alpha: Tensor, normals: Tensor) -> Tensor:
 
 def _draws(alpha: Tensor, normals: Tensor) -> Tensor:
     fits = alpha.is_cuda and cuda_kernels.available()
-    return cuda_kernels.gamma_draws(alpha, normals) if fits else _marsaglia_tsang(alpha, normals)
+    return cuda_kernels.gamma_draws(alpha, normals) if fits else _marsaglia_tsang(alpha, normals).contiguous()
 
 
 def _draws_vmap(
@@ -65,25 +65,62 @@ def _draws_vmap(
     return torch.ops.vibayes.gamma_draws(alpha, normals.movedim(0, 1)), 0
 
 
+def _of_shape(alpha: Tensor, draws: Tensor) -> Tensor:
+    """Draws that did not underflow, as functions of `alpha`."""
+    return draws.clamp_min(torch.finfo(draws.dtype).tiny).contiguous()
+
+
+def _of_shape_vmap(
+    info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, draws: Tensor
+) -> tuple[Tensor, int]:
+    return torch.ops.vibayes.gamma_of_shape(*batch_first(info, in_dims, alpha, draws)), 0
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    return g * torch.ops.vibayes.gamma_slope(*ctx.saved_tensors), None
+
+
 def _slope(alpha: Tensor, drawn: Tensor) -> Tensor:
     """`dx / dalpha`."""
-    return torch._standard_gamma_grad(alpha, drawn)
+    return torch._standard_gamma_grad(alpha, drawn).contiguous()
 
 
-def _vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, drawn: Tensor) -> tuple[Tensor, int]:
+def _refuse(ctx: Any, g: Tensor) -> tuple[None, None]:
+    raise NotImplementedError(
+        "Gamma draws (Wishart layers, ScalePrior, SpatialIWPrior) are differentiated once, and second derivatives by "
+        "the parameters of their shapes (alpha, nu, dof, delta) were asked for. Leave these parameters out with "
+        "requires_grad_(False) or fix(), or take differences of gradients."
+    )
+
+
+def _slope_vmap(info: Any, in_dims: tuple[int | None, int | None], alpha: Tensor, drawn: Tensor) -> tuple[Tensor, int]:
     return torch.ops.vibayes.gamma_slope(*batch_first(info, in_dims, alpha, drawn)), 0
 
 
 register(
     "gamma_draws(Tensor alpha, Tensor normals) -> Tensor",
     _draws,
-    lambda alpha, normals: torch.empty_like(alpha, memory_format=torch.contiguous_format),
+    lambda alpha, normals: alpha.new_empty(alpha.shape),
     vmap=_draws_vmap,
 )
-# torch's own function has no rule for vmap and would run in a loop. It is never differentiated.
+register(
+    "gamma_of_shape(Tensor alpha, Tensor draws) -> Tensor",
+    _of_shape,
+    lambda alpha, draws: draws.new_empty(draws.shape),
+    save=_save,
+    backward=_backward,
+    vmap=_of_shape_vmap,
+)
+# torch's own function has no rule for vmap and would run in a loop.
 register(
     "gamma_slope(Tensor alpha, Tensor drawn) -> Tensor",
     _slope,
-    lambda alpha, drawn: torch.empty_like(alpha),
-    vmap=_vmap,
+    lambda alpha, drawn: alpha.new_empty(alpha.shape),
+    save=lambda ctx, inputs, output: None,
+    backward=_refuse,
+    vmap=_slope_vmap,
 )

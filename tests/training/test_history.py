@@ -36,6 +36,7 @@ def test_plain_lists_go_to_json_and_back() -> None:
 
 def test_printing() -> None:
     assert repr(vb.History()) == "History(empty)"
+    assert repr(vb.History(stopped="gave up")) == "History(empty, gave up)"
     assert "30 steps, elbo -21 -> -20" in repr(history())
     assert "unfinished" in repr(history())
 

@@ -87,7 +87,7 @@ class History:
 
     def __repr__(self) -> str:
         if not self.step:
-            return "History(empty)"
+            return f"History(empty, {self.stopped})" if self.stopped else "History(empty)"
         course = f"{self.elbo[0]:.4g} -> {self.elbo[-1]:.4g}" if len(self.elbo) > 1 else f"{self.elbo[0]:.4g}"
         return (
             f"History({self.step[-1]} steps, elbo {course}, {self.seconds[-1]:.1f} s, {self.stopped or 'unfinished'})"

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vibayes.errors import ConfigurationError, DataError
+from vibayes.training.run import as_number
 from vibayes.writing import written_whole
 
 __all__ = ["Keeper", "chunk_path", "load_state", "save_state"]
@@ -111,6 +112,8 @@ class Keeper:
 
     def __init__(self, path: str | os.PathLike[str] | None, every: float, fingerprint: dict[str, Any]) -> None:
         self.path = None if path is None else Path(path)
+        if not as_number(every) >= 0:
+            raise ConfigurationError(f"checkpoint_seconds must be a number, 0 or more, got {every!r}.")
         self.every, self.fingerprint = every, fingerprint
         self._last = time.monotonic()
         self.writes = True

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as distributed
 
 from vibayes.augment import Augment
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, kind_of
 from vibayes.trainable import TrainableModel
 from vibayes.training.adam import AdamRun
 from vibayes.training.batches import Batches, as_batches
@@ -115,8 +115,7 @@ def fit(
     """
     if not isinstance(model, TrainableModel):
         raise ConfigurationError(
-            f"fit trains vibayes models; got {type(model).__name__}. Wrap a network in vibayes.Model(network, "
-            "likelihood)."
+            f"fit trains vibayes models; got {kind_of(model)}. Wrap a network in vibayes.Model(network, likelihood)."
         )
     name = model.optimizer if optimizer is None else optimizer
     several = distributed.is_available() and distributed.is_initialized()
@@ -139,7 +138,7 @@ def fit(
         natural_rate=natural_rate,
         lr_factors=lr_factors or {},
     )
-    check_options(options, n_samples, [lr])
+    check_options(options, n_samples, [lr], [seed])
     _check_optimizer(name, options, augment)
     model.to(place)
     batches = as_batches(data, batch_size, seed, augment)

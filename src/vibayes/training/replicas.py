@@ -150,7 +150,7 @@ def fit_many(
         natural_rate=natural_rate,
         lr_factors=lr_factors or {},
     )
-    check_options(options, n_samples, rates)
+    check_options(options, n_samples, rates, seeds)
     sources = [_source(data, batch_size, s, augment) for data, s in zip(datasets, seeds, strict=True)]
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         for model, source, s in zip(models, sources, seeds, strict=True):
@@ -158,7 +158,7 @@ def fit_many(
             model.to(place)
             if not bool(model.ready):
                 model.initialize(*source.start())
-            source.begin(model)
+                source.begin(model)
         check_sizes(sources)
         if n_samples is None:  # models have met rows by now
             options = dataclasses.replace(options, n_samples=10 if models[0].draws_differ else 1)

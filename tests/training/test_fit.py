@@ -87,6 +87,17 @@ def test_fixed_hyperparameters_stay() -> None:
         fit(model, 5)
 
 
+@pytest.mark.parametrize("learn", [True, False])
+def test_a_start_that_the_prior_excludes_is_named(learn: bool) -> None:
+    prior = torch.distributions.Uniform(0.01, 0.5)
+    model = vb.ExactGP(vb.SquaredExponential(1, lengthscale=vb.Positive(0.9, learn=learn, prior=prior)), vb.Gaussian())
+    for train in (lambda: fit(model, None), lambda: vb.fit_many([model], [data()], steps=5, progress=False)):
+        with pytest.raises(vb.ConfigurationError, match=r"kernel.lengthscale is 0.9.*no density \(Uniform\(low: 0.01"):
+            train()
+    model.kernel.lengthscale.set(0.4)
+    fit(model, 2)
+
+
 def test_weights_are_used() -> None:
     """Rows of weight zero could as well be missing; the bound's scale is the same."""
     x, y = data()

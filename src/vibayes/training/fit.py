@@ -18,7 +18,7 @@ from vibayes.training.history import Callback, History
 from vibayes.training.lbfgs import LbfgsRun
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
-from vibayes.training.run import Options, check_options, find_device
+from vibayes.training.run import Options, check_options, check_priors, find_device
 from vibayes.training.schedules import Schedule, as_schedule
 from vibayes.training.structure import fingerprint
 
@@ -147,6 +147,7 @@ def fit(
         torch.manual_seed(seed)
         if not bool(model.ready):
             model.initialize(*batches.start())
+        check_priors(model)
         batches.begin(model)
         if n_samples is None:  # the model has met rows by now
             options = replace(options, n_samples=10 if model.draws_differ else 1)

@@ -21,7 +21,7 @@ from vibayes.training.history import Callback, History, Logged
 from vibayes.training.plan import as_problem, keep_plan, make_plan
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
-from vibayes.training.run import Options, check_options, find_device
+from vibayes.training.run import Options, check_options, check_priors, find_device
 from vibayes.training.schedules import Schedule, as_schedule
 from vibayes.training.stacked import Stacked
 from vibayes.training.structure import fingerprint
@@ -158,7 +158,8 @@ def fit_many(
             model.to(place)
             if not bool(model.ready):
                 model.initialize(*source.start())
-                source.begin(model)
+            check_priors(model)
+            source.begin(model)
         check_sizes(sources)
         if n_samples is None:  # models have met rows by now
             options = dataclasses.replace(options, n_samples=10 if models[0].draws_differ else 1)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, TrainingError
+from vibayes.parameters import hyperparameters
+from vibayes.trainable import TrainableModel
 from vibayes.training.history import Callback, Logged
 from vibayes.training.schedules import Schedule
 
@@ -25,6 +27,7 @@ __all__ = [
     "as_number",
     "asks_to_stop",
     "check_options",
+    "check_priors",
     "check_seed",
     "find_device",
     "generators",
@@ -151,6 +154,16 @@ def as_number(value: Any) -> float:
     """
     single = isinstance(value, Tensor) and value.numel() == 1
     return float(value) if single or isinstance(value, numbers.Real) else math.nan
+
+
+def check_priors(model: TrainableModel) -> None:
+    """Refuse hyperparameters that start where their prior has no density, to which no step comes back."""
+    for name, hyperparameter in hyperparameters(model):
+        if not bool(torch.isfinite(hyperparameter.log_prior())):
+            raise ConfigurationError(
+                f"{name} is {hyperparameter.value.tolist()}, where its prior has no density "
+                f"({hyperparameter.prior}). Start it at a value that the prior allows, or give it another prior."
+            )
 
 
 def find_device(device: str | torch.device) -> torch.device:

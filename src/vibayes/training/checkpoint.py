@@ -130,9 +130,14 @@ class Keeper:
                     f"The checkpoint {self.path} cannot be written ({error.strerror}). Choose a writable folder."
                 ) from error
 
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write."""
+        return self.path is not None and time.monotonic() - self._last >= self.every
+
     def save(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Write the state when it is time to, or at once when forced."""
-        if self.path is None or not self.writes or not (force or time.monotonic() - self._last >= self.every):
+        if self.path is None or not self.writes or not (force or self.due):
             return
         try:
             save_state(self.path, {"fingerprint": self.fingerprint, "run": state})

@@ -154,7 +154,7 @@ def fit(
         problem = _problem(model, batches, options.n_samples, noise, name)
         torch.manual_seed(seed)  # starts must not decide the draws: a model initialised before trains alike
         with Progress(steps or (None if name == "lbfgs" else max_steps), show=progress and rank == 0) as shown:
-            mark = {} if checkpoint is None else fingerprint(model, [batches], options, name, [seed], [lr])
+            mark = {} if checkpoint is None else fingerprint([model], [batches], options, name, [seed], [lr])
             keeper = Keeper(checkpoint, checkpoint_seconds, mark)
             keeper.writes = rank == 0
             run: AdamRun | LbfgsRun

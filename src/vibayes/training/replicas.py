@@ -176,8 +176,8 @@ def fit_many(
             part = slice(first, first + size)
             torch.manual_seed(seeds[first])
             path = None if checkpoint is None else chunk_path(checkpoint, first, R, size)
-            run = (sources[part], options, "adam", seeds[part], rates[part])
-            keeper = Keeper(path, checkpoint_seconds, {} if path is None else fingerprint(models[first], *run))
+            run = (models[part], sources[part], options, "adam", seeds[part], rates[part])
+            keeper = Keeper(path, checkpoint_seconds, {} if path is None else fingerprint(*run))
             problem = as_problem(models[part], sources[part], options.n_samples, _noise_of(noise, part))
             return _train(problem, _counted_from(first, options), keeper, shown, rates[part])
 

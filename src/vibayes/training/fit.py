@@ -79,7 +79,8 @@ def fit(
             those of `model.named_parameters()`, hyperparameters without `.raw`.
         kl_weight: weight of the KL, a number or a schedule. The history holds the untempered bound.
         n_samples: draws per step; by default 10, or 1 where all draws of the layers are the same.
-        seed: governs starting values, the order of minibatches and the draws.
+        seed: governs starting values, the order of minibatches and the draws. Threads of a process share torch's
+            generator: of runs at the same time, draws do not repeat. Use processes for that.
         device: where to train, e.g. `"cuda"`; by default where the model is.
         progress: whether to show progress.
         checkpoint: a file that makes the run resumable: killed at any moment and started again with the same

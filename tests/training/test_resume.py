@@ -1,6 +1,7 @@
 """Identity 18: a run killed at any step and resumed ends in the same parameters, bit for bit, on CPU."""
 
 import math
+import os
 import resource
 import signal
 import subprocess
@@ -280,6 +281,16 @@ def test_a_truncated_checkpoint_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(vb.DataError, match="damaged"):
         vb.fit(model_and_data()[0], data, steps=20, progress=False, checkpoint=file)
+
+
+def test_a_resumed_run_clears_away_what_killed_ones_left(tmp_path: Path) -> None:
+    left = tmp_path / ".state.0f.part"
+    left.touch()
+    os.utime(left, (0.0, 0.0))
+    x = torch.randn(20, 1)
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))
+    vb.fit(gp, (x, x[:, 0]), steps=2, checkpoint=tmp_path / "state", progress=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["state"]
 
 
 def test_an_unwritable_place_is_refused_before_training(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vibayes.errors import ConfigurationError, DataError
 from vibayes.training.run import as_number
-from vibayes.writing import written_whole
+from vibayes.writing import remove_left, written_whole
 
 __all__ = ["Keeper", "chunk_path", "load_state", "save_state"]
 
@@ -125,6 +125,7 @@ class Keeper:
                 probe = self.path.with_name(f"{self.path.name}.{os.getpid()}.probe")
                 probe.touch()
                 probe.unlink(missing_ok=True)
+                remove_left(self.path)
             except OSError as error:
                 raise ConfigurationError(
                     f"The checkpoint {self.path} cannot be written ({error.strerror}). Choose a writable folder."

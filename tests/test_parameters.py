@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributions import Gamma, HalfNormal, Independent, LogNormal, Normal, Uniform
+from torch.distributions import Beta, Gamma, HalfNormal, Independent, LogNormal, Normal, Uniform
 
 import vibayes as vb
 from vibayes.parameters import Hyperparameter, hyperparameters, log_prior, positive
@@ -138,6 +138,7 @@ def test_log_prior_is_the_density_at_the_value(prior: torch.distributions.Distri
         LogNormal(0.0, 1.0, validate_args=True),
         Uniform(0.5, 2.0, validate_args=True),
         Gamma(2.0, 1.0, validate_args=True),
+        Beta(2.0, 2.0, validate_args=True),  # asks a Dirichlet distribution, which checks values itself
     ],
 )
 def test_a_prior_never_raises_in_training(prior: torch.distributions.Distribution) -> None:

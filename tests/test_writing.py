@@ -2,11 +2,12 @@
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
-from vibayes.writing import written_whole
+from vibayes.writing import remove_left, written_whole
 
 
 def test_a_file_is_replaced_in_the_end(tmp_path: Path) -> None:
@@ -55,3 +56,17 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert os.read(end, 10) == b"new"
     os.close(end)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    path, left, other = tmp_path / "file[1]", tmp_path / ".file[1].0f.part", tmp_path / ".file1.0f.part"
+    for file in (left, other):
+        file.write_text("half of")
+        os.utime(file, (0.0, time.time() - 7200.0))
+    with written_whole(path) as aside:
+        assert aside.match(".file?1?.*.part")  # as what was left is named
+        aside.write_text("new")
+        remove_left(path)
+        assert not left.exists()
+    assert path.read_text() == "new"
+    assert other.exists()

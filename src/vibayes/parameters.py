@@ -246,8 +246,9 @@ def unchecked(prior: Distribution) -> Distribution:
     """
     prior = copy.copy(prior)
     prior._validate_args = False
-    if isinstance(base := getattr(prior, "base_dist", None), Distribution):
-        prior.__dict__["base_dist"] = unchecked(base)
+    for name, part in vars(prior).items():
+        if isinstance(part, Distribution):  # what it is made of, such as the Dirichlet distribution of a Beta
+            prior.__dict__[name] = unchecked(part)
     return prior
 
 

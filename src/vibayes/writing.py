@@ -1,12 +1,19 @@
 """Files that are there completely or not at all, whenever the process or the machine dies."""
 
+import glob
 import os
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["written_whole"]
+__all__ = ["remove_left", "written_whole"]
+
+# Beside a file to be written: what is written to it until it is complete has a name of this form.
+_ASIDE = ".{name}.{own}.part"
+# Seconds after which nobody is writing a file any more that nothing was added to.
+_LEFT = 3600.0
 
 
 @contextmanager
@@ -29,7 +36,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     # a name of its own, so that several writers do not meet, in the same folder, where renaming is atomic
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    aside = path.with_name(_ASIDE.format(name=path.name, own=uuid.uuid4().hex))
     try:
         yield aside
         with aside.open("rb+") as file:
@@ -37,3 +44,11 @@ def written_whole(path: Path) -> Iterator[Path]:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def remove_left(path: Path) -> None:
+    """Remove what writers of this file left beside it when they were killed, an hour ago or longer."""
+    for aside in path.parent.glob(_ASIDE.format(name=glob.escape(path.name), own="*")):
+        with suppress(FileNotFoundError):  # somebody else removed it
+            if time.time() - aside.stat().st_mtime > _LEFT:
+                aside.unlink()

@@ -121,3 +121,5 @@ def test_what_is_refused() -> None:
     chains = vb.Chains(vb.mcmc.ModelTarget(gp, (X, Y), priors), draws, draws[..., 0])
     with pytest.raises(ConfigurationError, match="as many posterior draws"):
         vb.evidence.reverse_ais(chains, n_particles=5, progress=False)
+    with pytest.raises(ConfigurationError, match="Chains; got ExactGP"):
+        vb.evidence.reverse_ais(gp)

@@ -184,6 +184,10 @@ def test_bad_options_are_refused() -> None:
         sample_minibatch(model, data(), batch_size=10, epochs=1, every=2)
     with pytest.raises(ConfigurationError, match="lr must be positive"):
         sample_minibatch(model, data(), batch_size=10, lr=0.0)
+    with pytest.raises(ConfigurationError, match="lr must be positive, got '1'"):
+        sample_minibatch(model, data(), batch_size=10, lr="1")
+    with pytest.raises(ConfigurationError, match="seed must be a whole number"):
+        sample_minibatch(model, data(), batch_size=10, seed=0.5)
     with pytest.raises(TrainingError, match="diverged"):
         sample_minibatch(model, data(), batch_size=10, lr=1e9, burn_in=5, epochs=300, progress=False)
 

@@ -190,6 +190,38 @@ def test_a_killed_run_goes_on_to_the_same_draws(tmp_path: Path, stop: int) -> No
         sample_posterior(NORMAL, start=start, checkpoint=file, **{**options, "seed": 4})
 
 
+@pytest.mark.parametrize("stop", [60, 105, 160, 213])
+def test_an_interrupted_run_keeps_every_whole_transition(tmp_path: Path, stop: int) -> None:
+    # stopped amid a transition of the warm-up, twice, while it looks for a step size, and amid one of those kept
+    options = {"n_warmup": 30, "n_samples": 20, "n_chains": 2, "seed": 3, "progress": False}
+    evaluations, last = 0, math.inf
+
+    def mortal(theta: Tensor) -> Tensor:
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations == last:
+            raise KeyboardInterrupt
+        return -0.5 * theta.square().sum()
+
+    target, start, file = Target(mortal, 2), torch.tensor([1.0, -1.0]), tmp_path / "chains"
+    whole = sample_posterior(target, start=start, **options)
+    needed, evaluations, last = evaluations, 0, stop
+    with pytest.raises(KeyboardInterrupt):
+        sample_posterior(target, start=start, checkpoint=file, checkpoint_seconds=1e6, **options)
+    evaluations, last = 0, math.inf
+    resumed = sample_posterior(target, start=start, checkpoint=file, **options)
+    assert evaluations < needed - stop + 30  # those of the start, and of what was made again
+    assert torch.equal(resumed.draws, whole.draws)
+    assert torch.equal(resumed.n_leapfrog, whole.n_leapfrog)
+
+
+def test_chains_that_are_to_start_elsewhere_do_not_go_on(tmp_path: Path) -> None:
+    options = {"n_warmup": 5, "n_samples": 2, "checkpoint": tmp_path / "chains", "progress": False}
+    sample_posterior(NORMAL, start=torch.zeros(2), **options)
+    with pytest.raises(ConfigurationError, match="start was"):
+        sample_posterior(NORMAL, start=torch.ones(2), **options)
+
+
 def test_more_draws_later(tmp_path: Path) -> None:
     options = {"n_warmup": 20, "n_chains": 2, "start": torch.zeros(2), "progress": False}
     whole = sample_posterior(NORMAL, n_samples=9, **options)
@@ -208,6 +240,12 @@ def test_bad_options_are_refused() -> None:
         sample_posterior(NORMAL, start=start, step_size=0.0, progress=False)
     with pytest.raises(ConfigurationError, match="step_size"):
         sample_posterior(NORMAL, start=start, step_size=math.nan, progress=False)
+    with pytest.raises(ConfigurationError, match="step_size must be positive, got 'small'"):
+        sample_posterior(NORMAL, start=start, step_size="small", progress=False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="seed must be a whole number, got None"):
+        sample_posterior(NORMAL, start=start, seed=None, progress=False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"start must be .* got dict"):
+        sample_posterior(NORMAL, start={"a": 1.0}, progress=False)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="target_accept"):
         sample_posterior(NORMAL, start=start, target_accept=1.0, progress=False)
     with pytest.raises(ConfigurationError, match="sampler must be"):

@@ -122,6 +122,8 @@ def test_what_has_no_prior_is_refused() -> None:
         ModelTarget(gp, (X, Y), {"*": UNIT, "kernel.lengthscales": UNIT})
     with pytest.raises(ConfigurationError, match="must be a torch distribution"):
         ModelTarget(gp, (X, Y), {"*": 1.0})  # type: ignore[dict-item]
+    with pytest.raises(ConfigurationError, match=r"priors must be distributions by name.* got LogNormal"):
+        ModelTarget(gp, (X, Y), UNIT)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="flat and cannot be drawn from"):
         vb.sample_posterior(gp, (X, Y), priors={"*noise": None, "*": UNIT}, progress=False)
     variational = vb.Model(vb.Linear(1, 1, posterior=vb.MeanField()), vb.Gaussian(0.1, learn=False))

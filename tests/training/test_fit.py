@@ -87,6 +87,17 @@ def test_fixed_hyperparameters_stay() -> None:
         fit(model, 5)
 
 
+@pytest.mark.parametrize("learn", [True, False])
+def test_a_start_that_the_prior_excludes_is_named(learn: bool) -> None:
+    prior = torch.distributions.Uniform(0.01, 0.5)
+    model = vb.ExactGP(vb.SquaredExponential(1, lengthscale=vb.Positive(0.9, learn=learn, prior=prior)), vb.Gaussian())
+    for train in (lambda: fit(model, None), lambda: vb.fit_many([model], [data()], steps=5, progress=False)):
+        with pytest.raises(vb.ConfigurationError, match=r"kernel.lengthscale is 0.9.*no density \(Uniform\(low: 0.01"):
+            train()
+    model.kernel.lengthscale.set(0.4)
+    fit(model, 2)
+
+
 def test_weights_are_used() -> None:
     """Rows of weight zero could as well be missing; the bound's scale is the same."""
     x, y = data()
@@ -200,11 +211,26 @@ def test_the_generator_is_left_alone_by_a_failure() -> None:
         ({"max_steps": -1}, "max_steps must be a positive"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"lr": math.nan}, "lr must be positive"),
+        ({"lr": math.inf}, "lr must be positive and finite, a number, got inf"),
+        ({"lr": "1e-2"}, "lr must be positive and finite, a number, got '1e-2'"),
+        ({"lr": [0.1]}, r"lr must be positive and finite, a number, got \[0.1\]"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"tolerance": -1.0}, "tolerance must be nats per row, not negative or infinite, got -1.0"),
+        ({"tolerance": math.nan}, "tolerance must be"),
+        ({"weight_decay": math.inf}, "weight_decay must be a number that is not negative or infinite, got inf"),
+        ({"weight_decay": "1"}, "weight_decay must be a number"),
+        ({"natural_rate": "1"}, "natural_rate must be above 0 and at most 1, got '1'"),
+        ({"kl_weight": lambda step: None}, "kl_weight must not be .* at step 0 it is None"),
+        ({"lr_schedule": lambda step: "fast"}, "lr_schedule must not be .* at step 0 it is 'fast'"),
         ({"optimizer": "sgd"}, "optimizer must be.*adam.*lbfgs.*'sgd'"),
         ({"restarts": 2}, "restarts go with optimizer='lbfgs'"),
         ({"optimizer": "lbfgs", "batch_size": 5}, "L-BFGS needs all rows"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"device": "gpu0"}, "Unknown device 'gpu0'"),
+        ({"device": 1.5}, "Unknown device 1.5"),
+        ({"checkpoint_seconds": "15"}, "checkpoint_seconds must be a number, 0 or more, got '15'"),
+        ({"checkpoint_seconds": math.nan}, "checkpoint_seconds must be a number"),
         ({"kl_weight": "annealed"}, "A schedule is a number, or a function"),
         ({"lr_schedule": "cosine"}, "A schedule is a number, or a function"),
     ],
@@ -277,6 +303,8 @@ def test_lbfgs_has_one_rate() -> None:
 def test_only_models_are_trained() -> None:
     with pytest.raises(vb.ConfigurationError, match=r"got Linear. Wrap a network in vibayes\.Model"):
         vb.fit(nn.Linear(1, 1), data(), steps=5)
+    with pytest.raises(vb.ConfigurationError, match="got the class ExactGP; call it"):
+        vb.fit(vb.ExactGP, data(), steps=5)
 
 
 def test_noise_that_is_not_that_of_the_draws_is_named() -> None:

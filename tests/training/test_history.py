@@ -34,8 +34,27 @@ def test_plain_lists_go_to_json_and_back() -> None:
     assert len(found.step) == 3
 
 
+class Number(float):
+    """One that is not to be copied."""
+
+    def __deepcopy__(self, memo: object) -> "Number":
+        raise AssertionError
+
+
+def test_lists_are_copied_in_one_go() -> None:
+    """Training keeps its state at every entry: number by number, a run would slow down as its history grows."""
+    found = history()
+    found.elbo[-1] = Number(-20.0)
+    kept = found.to_dict()
+    again = vb.History.from_dict(kept)
+    for owner in (found, again):
+        owner.log(step=40, log_likelihood=-1.0, kl=1.0, noise=0.1, lr=0.01, seconds=2.0)
+        assert [len(kept[name]) for name in ("step", "elbo", "seconds")] == [3, 3, 3]
+
+
 def test_printing() -> None:
     assert repr(vb.History()) == "History(empty)"
+    assert repr(vb.History(stopped="gave up")) == "History(empty, gave up)"
     assert "30 steps, elbo -21 -> -20" in repr(history())
     assert "unfinished" in repr(history())
 

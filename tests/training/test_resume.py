@@ -1,6 +1,7 @@
 """Identity 18: a run killed at any step and resumed ends in the same parameters, bit for bit, on CPU."""
 
 import math
+import os
 import resource
 import signal
 import subprocess
@@ -282,6 +283,16 @@ def test_a_truncated_checkpoint_is_named(tmp_path: Path) -> None:
         vb.fit(model_and_data()[0], data, steps=20, progress=False, checkpoint=file)
 
 
+def test_a_resumed_run_clears_away_what_killed_ones_left(tmp_path: Path) -> None:
+    left = tmp_path / ".state.0f.part"
+    left.touch()
+    os.utime(left, (0.0, 0.0))
+    x = torch.randn(20, 1)
+    gp = vb.ExactGP(vb.SquaredExponential(1), vb.Gaussian(0.1))
+    vb.fit(gp, (x, x[:, 0]), steps=2, checkpoint=tmp_path / "state", progress=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["state"]
+
+
 def test_an_unwritable_place_is_refused_before_training(tmp_path: Path) -> None:
     model, data = model_and_data()
     (tmp_path / "file").write_text("")
@@ -309,6 +320,7 @@ def test_a_full_disk_does_not_cost_the_run(tmp_path: Path, caplog: pytest.LogCap
     [
         ({}, {"kernel": vb.Matern52}),
         ({}, {"learn": False}),
+        ({"learn": False}, {"learn": False, "noise": 0.5}),
         ({}, {"kl_weight": 0.01}),
         ({"kl_weight": vb.schedules.linear(0.0, 1.0, 5)}, {}),
         ({}, {"lr_schedule": vb.schedules.piecewise([3], [1.0, 0.1])}),
@@ -323,15 +335,34 @@ def test_a_checkpoint_of_another_model_or_other_options_is_refused(
 ) -> None:
     x = torch.randn(20, 2)
 
-    def train(kernel: type[vb.Kernel] = vb.SquaredExponential, learn: bool = True, **options: Any) -> None:
+    def train(
+        kernel: type[vb.Kernel] = vb.SquaredExponential, learn: bool = True, noise: float = 0.1, **options: Any
+    ) -> None:
         gp = vb.GP(1, kernel=kernel(2), posterior=vb.LocalInducing(5))
-        model = vb.Model(gp, vb.Gaussian(0.1, learn=learn))
+        model = vb.Model(gp, vb.Gaussian(noise, learn=learn))
         vb.fit(model, (x, x[:, 0]), steps=3, checkpoint=tmp_path / "state", progress=False, **options)
 
     train(**first)
     train(**first)
     with pytest.raises(vb.ConfigurationError, match="belongs to another run"):
         train(**second)
+
+
+def test_other_values_of_what_is_fixed_are_another_run_and_other_starts_are_not(tmp_path: Path) -> None:
+    def train(noises: list[float], lengthscale: float) -> None:
+        models = [
+            vb.ExactGP(vb.SquaredExponential(1, lengthscale=lengthscale), vb.Gaussian(noise, learn=False))
+            for noise in noises
+        ]
+        x = torch.linspace(-1.0, 1.0, 10)[:, None]
+        vb.fit_many(models, [(x, x[:, 0])] * 2, steps=3, chunk=2, checkpoint=tmp_path / "state", progress=False)
+
+    train([0.1, 0.2], 1.0)
+    train([0.1, 0.2], 3.0)
+    with pytest.raises(
+        vb.ConfigurationError, match=r"fixed likelihood.noise was \[\[0.1\], \[0.2\]\] and is \[\[0.1\], \[0.3"
+    ):
+        train([0.1, 0.3], 1.0)
 
 
 @pytest.mark.parametrize("changed", [{"stride": 2}, {"padding": 0}, {"kernel_size": (3, 1), "padding": (1, 0)}])

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes.data import check_count
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, kind_of
 from vibayes.evidence.estimate import Evidence
 from vibayes.mcmc.chains import Chains
 from vibayes.mcmc.hmc import HMC, State
@@ -168,6 +168,8 @@ def reverse_ais(
     'upper bound in expectation'
     """
     check_count(n_particles, "n_particles")
+    if not isinstance(chains, Chains):
+        raise ConfigurationError(f"reverse_ais starts at the draws of sample_posterior, Chains; got {kind_of(chains)}.")
     target, generator = _begin(chains.target, None, None, seed, False)
     draws = chains.draws.flatten(0, 1)
     if len(draws) < n_particles:

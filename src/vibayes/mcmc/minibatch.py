@@ -15,7 +15,7 @@ from vibayes.mcmc.target import ModelTarget
 from vibayes.trainable import Batch, TrainableModel
 from vibayes.training.batches import as_batches
 from vibayes.training.progress import Progress
-from vibayes.training.run import Clock
+from vibayes.training.run import Clock, as_number, check_seed
 
 __all__ = ["sample_minibatch"]
 
@@ -73,13 +73,15 @@ def sample_minibatch(
             "sample_minibatch needs batch_size, the rows of a minibatch, such as 100; for all rows at once and exact "
             "chains use sample_posterior."
         )
+    if not 0 < as_number(lr) < math.inf:
+        raise ConfigurationError(f"lr must be positive, got {lr!r}.")
     for name, value in (("batch_size", batch_size), ("epochs", epochs), ("every", every)):
         check_count(value, name)
     if burn_in != 0:
         check_count(burn_in, "burn_in")
     if every > epochs:
         raise ConfigurationError(f"every ({every}) must not exceed epochs ({epochs}): no draw would be kept.")
-    target = ModelTarget(model, data, priors, seed=seed)
+    target = ModelTarget(model, data, priors, seed=check_seed(seed))
     batches = as_batches(data, batch_size, seed)
     batches.begin(model)
     parameters = [p for p in model.parameters() if p.requires_grad]

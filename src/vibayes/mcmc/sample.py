@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,17 +10,17 @@ import torch
 from torch import Tensor
 
 from vibayes.data import check_count
-from vibayes.errors import ConfigurationError, TrainingError
+from vibayes.errors import ConfigurationError, TrainingError, kind_of
 from vibayes.mcmc.adaptation import Warmup, first_step_size
 from vibayes.mcmc.chains import Chains
 from vibayes.mcmc.hmc import HMC, Sampler, State, Transition
 from vibayes.mcmc.nuts import NUTS
 from vibayes.mcmc.parts import Priors
-from vibayes.mcmc.target import ModelTarget, Target, as_target
+from vibayes.mcmc.target import ModelTarget, Target, as_target, digest
 from vibayes.trainable import TrainableModel
 from vibayes.training.checkpoint import Keeper
 from vibayes.training.progress import Progress
-from vibayes.training.run import Clock
+from vibayes.training.run import Clock, as_number
 
 __all__ = ["check_repeatable", "find_start", "sample_posterior"]
 
@@ -113,6 +112,7 @@ def sample_posterior(
             **target.fingerprint(),
             "n_warmup": n_warmup,
             "n_chains": n_chains,
+            "start": start if isinstance(start, str) else digest([position]),
             "sampler": repr(kernel),
             "step_size": step_size,
             "target_accept": target_accept,
@@ -127,14 +127,16 @@ def sample_posterior(
         run.restore(found)
         _check_density(run, checkpoint)
     total = n_warmup + n_samples * thin
-    saved = time.monotonic()
     with Progress(total, show=progress, label="sample") as shown:
-        while run.number < total:
-            run.advance()
-            shown.update(run.number, run.text() if progress else "")
-            if checkpoint is not None and (run.number == total or time.monotonic() - saved >= checkpoint_seconds):
+        try:
+            while run.number < total:
+                run.advance()
+                shown.update(run.number, run.text() if progress else "")
+                if keeper.due:
+                    keeper.save(run.state())
+        finally:  # at the end, and when interrupted
+            if checkpoint is not None:
                 keeper.save(run.state(), force=True)
-                saved = time.monotonic()
     chains = run.chains(n_samples)
     diverged = int(chains.diverging.sum())
     if diverged:
@@ -149,12 +151,12 @@ def _check_numbers(
         check_count(value, name)
     if n_warmup != 0:
         check_count(n_warmup, "n_warmup")
-    if step_size is not None and not (math.isfinite(step_size) and step_size > 0):
+    if step_size is not None and not 0.0 < as_number(step_size) < math.inf:
         raise ConfigurationError(
-            f"step_size must be positive, got {step_size}; leave it out to have it adapted during warm-up."
+            f"step_size must be positive, got {step_size!r}; leave it out to have it adapted during warm-up."
         )
-    if not 0.0 < target_accept < 1.0:
-        raise ConfigurationError(f"target_accept must lie strictly between 0 and 1, got {target_accept}.")
+    if not 0.0 < as_number(target_accept) < 1.0:
+        raise ConfigurationError(f"target_accept must lie strictly between 0 and 1, got {target_accept!r}.")
 
 
 def _check_density(run: "_Run", checkpoint: Any) -> None:
@@ -192,7 +194,12 @@ def find_start(target: Target, start: str | Tensor, n: int, generator: torch.Gen
             )
         vectors = target.current().expand(n, -1)
     else:
-        vectors = torch.as_tensor(start, dtype=target.dtype, device=target.device)
+        try:
+            vectors = torch.as_tensor(start, dtype=target.dtype, device=target.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigurationError(
+                f"start must be 'prior', 'model' or vectors [C, D]; got {kind_of(start)}."
+            ) from None
         if vectors.shape not in ((n, target.size), (target.size,)):
             raise ConfigurationError(
                 f"start must have shape [{n}, {target.size}] or [{target.size}]; got {list(vectors.shape)}."
@@ -242,7 +249,12 @@ def _refuse_stuck(stuck: Tensor, what: str) -> None:
 
 
 class _Run:
-    """Chains while they are sampled."""
+    """Chains while they are sampled.
+
+    Attributes:
+        number: how many transitions were made.
+        whole: all that is needed to go on but for the draws, as it was after the last transition that was completed.
+    """
 
     def __init__(
         self, target: Target, kernel: Sampler, state: State, warmup: Warmup, generator: torch.Generator, thin: int
@@ -255,13 +267,14 @@ class _Run:
             name: [] for name in ("draws", "log_density", "accept", "diverging", "n_leapfrog")
         }
         self._clock = Clock()
+        self.whole = self._whole()
 
     def advance(self) -> None:
         """One transition."""
         number, warmup = self.number, self.warmup
         evaluate = self.target.evaluate
         step = self.kernel.transition(evaluate, self.current, warmup.step_size(number), warmup.scale, self.generator)
-        self._moved |= (step.state.position != self.current.position).any(1)
+        self._moved = self._moved | (step.state.position != self.current.position).any(1)
         self.current, self._last = step.state, step
         self.number += 1
         if number < warmup.n_warmup:
@@ -272,6 +285,7 @@ class _Run:
             found = (step.state.position, step.state.log_density, step.accept, step.diverging, step.n_leapfrog)
             for kept, value in zip(self._kept.values(), found, strict=True):
                 kept.append(value)
+        self.whole = self._whole()
 
     def text(self) -> str:
         """For the progress line."""
@@ -282,17 +296,22 @@ class _Run:
         diverged = sum(int(d.sum()) for d in self._kept["diverging"][-1000:])
         return f"{phase}, log density {log_density:.1f}" + (f", {diverged} diverged" if diverged else "")
 
-    def state(self) -> dict[str, Any]:
-        """All that is needed to go on; empty lists of draws are None."""
+    def _whole(self) -> dict[str, Any]:
+        """See `whole`; a transition makes new tensors and leaves these as they are."""
         return {
             "step": self.number,
             "current": list(self.current),
             "warmup": self.warmup.state(),
             "generator": self.generator.get_state(),
             "moved": self._moved,
-            "kept": {name: torch.stack(v, 1) if v else None for name, v in self._kept.items()},
             "seconds": self._clock.seconds,
         }
+
+    def state(self) -> dict[str, Any]:
+        """All that is needed to go on, also in the middle of a transition; empty lists of draws are None."""
+        n = max(0, self.whole["step"] - self.warmup.n_warmup) // self.thin
+        kept = {name: torch.stack(values[:n], 1) if n else None for name, values in self._kept.items()}
+        return {**self.whole, "kept": kept}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put it back."""
@@ -306,6 +325,7 @@ class _Run:
             values = [] if kept is None else list(kept.to(like.position.device).unbind(1))
             self._kept[name] = values
         self._clock = Clock(state["seconds"])
+        self.whole = self._whole()
 
     def chains(self, n_samples: int) -> Chains:
         """What was kept."""

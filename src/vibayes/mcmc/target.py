@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -13,12 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from vibayes.compiler import can_compile, compiler_options, quiet_compiler
 from vibayes.data import check_count
-from vibayes.errors import ConfigurationError, DataError
+from vibayes.errors import ConfigurationError, DataError, kind_of
 from vibayes.mcmc.parts import Priors, parts_of
 from vibayes.trainable import TrainableModel
+from vibayes.training.run import check_seed
 from vibayes.training.structure import structure
 
-__all__ = ["Evaluation", "ModelTarget", "Target", "as_target"]
+__all__ = ["Evaluation", "ModelTarget", "Target", "as_target", "digest"]
 
 LogDensity = Callable[[Tensor], Tensor]
 
@@ -206,6 +207,10 @@ class ModelTarget(Target):
             raise ConfigurationError(f"Only vibayes models and Targets can be sampled; got {type(model).__name__}.")
         if not isinstance(data, tuple | list) or len(data) not in (2, 3):
             raise ConfigurationError("data must be (x, y) or (x, y, weights) when a model is sampled.")
+        if priors is not None and not isinstance(priors, Mapping):
+            raise ConfigurationError(
+                f"priors must be distributions by name, such as {{'*': LogNormal(0.0, 1.0)}}; got {kind_of(priors)}."
+            )
         if not bool(model.ready):
             with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
                 torch.manual_seed(seed)
@@ -302,13 +307,14 @@ class ModelTarget(Target):
         return {
             **super().fingerprint(),
             **{f"model {name}": repr(value) for name, value in structure(self.model, own=False).items()},
-            "fixed": _digest(fixed),
+            "fixed": digest(fixed),
             "priors": [f"{part.name}: {part.prior}" for part in self.parts],
-            "data": _digest([t for t in self.batch if t is not None]),
+            "data": digest([t for t in self.batch if t is not None]),
         }
 
 
-def _digest(tensors: list[Tensor]) -> str:
+def digest(tensors: list[Tensor]) -> str:
+    """A hash of every number."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -317,6 +323,7 @@ def _digest(tensors: list[Tensor]) -> str:
 
 def as_target(model: TrainableModel | Target, data: Any, priors: Priors | None, seed: int) -> Target:
     """A target from a model and its data, or a target as it is."""
+    check_seed(seed)
     if not isinstance(model, Target):
         return ModelTarget(model, data, priors, seed=seed)
     if data is not None or priors:

@@ -175,7 +175,7 @@ class AdamRun:
         self._begin_window()
         self.good = self.state()
         self.save(self.good)
-        shown = [h.per_datapoint[-1] for h in self.histories if h.step]
+        shown = [h.last().per_datapoint for h in self.histories if h.step]
         if shown:
             self.progress.update(self.step, f"elbo/N {sum(shown) / len(shown):.4f}")
         if self.options.callback is not None:
@@ -261,7 +261,7 @@ class AdamRun:
             "moved": [p.detach().clone() for p in self.problem.moved],
             "averages": [a.clone() for a in self.problem.averages.values()],
             "optimizer": self.one_step.optimizer.state(),
-            "histories": copy.deepcopy([h.to_dict() for h in self.histories]),
+            "histories": [h.to_dict() for h in self.histories],
             "step": self.step,
             "asked": self.asked,
             "seconds": self.clock.seconds,
@@ -275,7 +275,7 @@ class AdamRun:
         """Go to a state that `state` gave."""
         self.problem.restore(state["problem"])
         self.one_step.optimizer.restore(state["optimizer"])
-        self.histories = [History.from_dict(copy.deepcopy(h)) for h in state["histories"]]
+        self.histories = [History.from_dict(h) for h in state["histories"]]
         self.step, self.asked = state["step"], state.get("asked")  # files of earlier versions have none
         self.clock = Clock(state["seconds"])
         for name, value in copy.deepcopy(state["vectors"]).items():

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vibayes.errors import ConfigurationError, DataError
-from vibayes.writing import written_whole
+from vibayes.training.run import as_number
+from vibayes.writing import remove_left, written_whole
 
 __all__ = ["Keeper", "chunk_path", "load_state", "save_state"]
 
@@ -111,6 +112,8 @@ class Keeper:
 
     def __init__(self, path: str | os.PathLike[str] | None, every: float, fingerprint: dict[str, Any]) -> None:
         self.path = None if path is None else Path(path)
+        if not as_number(every) >= 0:
+            raise ConfigurationError(f"checkpoint_seconds must be a number, 0 or more, got {every!r}.")
         self.every, self.fingerprint = every, fingerprint
         self._last = time.monotonic()
         self.writes = True
@@ -122,14 +125,20 @@ class Keeper:
                 probe = self.path.with_name(f"{self.path.name}.{os.getpid()}.probe")
                 probe.touch()
                 probe.unlink(missing_ok=True)
+                remove_left(self.path)
             except OSError as error:
                 raise ConfigurationError(
                     f"The checkpoint {self.path} cannot be written ({error.strerror}). Choose a writable folder."
                 ) from error
 
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write."""
+        return self.path is not None and time.monotonic() - self._last >= self.every
+
     def save(self, state: dict[str, Any], *, force: bool = False) -> None:
         """Write the state when it is time to, or at once when forced."""
-        if self.path is None or not self.writes or not (force or time.monotonic() - self._last >= self.every):
+        if self.path is None or not self.writes or not (force or self.due):
             return
         try:
             save_state(self.path, {"fingerprint": self.fingerprint, "run": state})

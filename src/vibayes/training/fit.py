@@ -9,7 +9,7 @@ import torch
 import torch.distributed as distributed
 
 from vibayes.augment import Augment
-from vibayes.errors import ConfigurationError
+from vibayes.errors import ConfigurationError, kind_of
 from vibayes.trainable import TrainableModel
 from vibayes.training.adam import AdamRun
 from vibayes.training.batches import Batches, as_batches
@@ -18,7 +18,7 @@ from vibayes.training.history import Callback, History
 from vibayes.training.lbfgs import LbfgsRun
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
-from vibayes.training.run import Options, check_options, find_device
+from vibayes.training.run import Options, check_options, check_priors, find_device
 from vibayes.training.schedules import Schedule, as_schedule
 from vibayes.training.structure import fingerprint
 
@@ -79,7 +79,8 @@ def fit(
             before a shorter one. Names are those of `model.named_parameters()`, hyperparameters without `.raw`.
         kl_weight: weight of the KL, a number or a schedule. The history holds the untempered bound.
         n_samples: draws per step; by default 10, or 1 where all draws of the layers are the same.
-        seed: governs starting values, the order of minibatches and the draws.
+        seed: governs starting values, the order of minibatches and the draws. Threads of a process share torch's
+            generator: of runs at the same time, draws do not repeat. Use processes for that.
         device: where to train, e.g. `"cuda"`; by default where the model is.
         progress: whether to show progress.
         checkpoint: a file that makes the run resumable: killed at any moment and started again with the same
@@ -115,8 +116,7 @@ def fit(
     """
     if not isinstance(model, TrainableModel):
         raise ConfigurationError(
-            f"fit trains vibayes models; got {type(model).__name__}. Wrap a network in vibayes.Model(network, "
-            "likelihood)."
+            f"fit trains vibayes models; got {kind_of(model)}. Wrap a network in vibayes.Model(network, likelihood)."
         )
     name = model.optimizer if optimizer is None else optimizer
     several = distributed.is_available() and distributed.is_initialized()
@@ -139,7 +139,7 @@ def fit(
         natural_rate=natural_rate,
         lr_factors=lr_factors or {},
     )
-    check_options(options, n_samples, [lr])
+    check_options(options, n_samples, [lr], [seed])
     _check_optimizer(name, options, augment)
     model.to(place)
     batches = as_batches(data, batch_size, seed, augment)
@@ -148,13 +148,14 @@ def fit(
         torch.manual_seed(seed)
         if not bool(model.ready):
             model.initialize(*batches.start())
+        check_priors(model)
         batches.begin(model)
         if n_samples is None:  # the model has met rows by now
             options = replace(options, n_samples=10 if model.draws_differ else 1)
         problem = _problem(model, batches, options.n_samples, noise, name)
         torch.manual_seed(seed)  # starts must not decide the draws: a model initialised before trains alike
         with Progress(steps or (None if name == "lbfgs" else max_steps), show=progress and rank == 0) as shown:
-            mark = {} if checkpoint is None else fingerprint(model, [batches], options, name, [seed], [lr])
+            mark = {} if checkpoint is None else fingerprint([model], [batches], options, name, [seed], [lr])
             keeper = Keeper(checkpoint, checkpoint_seconds, mark)
             keeper.writes = rank == 0
             run: AdamRun | LbfgsRun

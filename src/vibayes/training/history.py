@@ -61,13 +61,13 @@ class History:
         return [value / max(self.n_data, 1) for value in self.elbo]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and strings, for JSON."""
-        return asdict(self)
+        """Plain lists and strings, for JSON; the lists are copies."""
+        return _with_own_lists(vars(self))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "History":
         """The inverse of `to_dict`."""
-        return cls(**values)
+        return cls(**_with_own_lists(values))
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the learning curve (needs matplotlib)."""
@@ -80,7 +80,7 @@ class History:
         return Logged(
             step=self.step[-1],
             elbo=self.elbo[-1],
-            per_datapoint=self.per_datapoint[-1],
+            per_datapoint=self.elbo[-1] / max(self.n_data, 1),
             log_likelihood=self.log_likelihood[-1],
             kl=self.kl[-1],
             noise=self.noise[-1],
@@ -94,11 +94,16 @@ class History:
 
     def __repr__(self) -> str:
         if not self.step:
-            return "History(empty)"
+            return f"History(empty, {self.stopped})" if self.stopped else "History(empty)"
         course = f"{self.elbo[0]:.4g} -> {self.elbo[-1]:.4g}" if len(self.elbo) > 1 else f"{self.elbo[0]:.4g}"
         return (
             f"History({self.step[-1]} steps, elbo {course}, {self.seconds[-1]:.1f} s, {self.stopped or 'unfinished'})"
         )
+
+
+def _with_own_lists(values: dict[str, Any]) -> dict[str, Any]:
+    """A copy in one go: number by number, as in `asdict`, a long history would take longer than the steps it is of."""
+    return {name: list(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)

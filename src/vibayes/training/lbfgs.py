@@ -115,7 +115,7 @@ class LbfgsRun:
             self.optimizer.zero_grad()
         assert self.best is not None
         self.model.load_state_dict(self.best["model"])
-        self.history = History.from_dict(copy.deepcopy(self.best["history"]))
+        self.history = History.from_dict(self.best["history"])
         if not self.history.stopped:
             self.history.stopped = f"used up {max(self.history.step, default=self.asked)} iterations"
         if self.options.restarts > 1 and not self.asked_to_stop:
@@ -184,7 +184,7 @@ class LbfgsRun:
             lr=1.0,
             seconds=self.clock.seconds,
         )
-        self.progress.update(self.step, f"elbo/N {self.history.per_datapoint[-1]:.4f}")
+        self.progress.update(self.step, f"elbo/N {self.history.last().per_datapoint:.4f}")
 
     def _value(self) -> float:
         """The loss per row at the current parameters."""
@@ -229,7 +229,7 @@ class LbfgsRun:
             self.best = {
                 "value": value,
                 "model": copy.deepcopy(self.model.state_dict()),
-                "history": copy.deepcopy(self.history.to_dict()),
+                "history": self.history.to_dict(),
             }
 
     def new_start(self) -> None:
@@ -267,7 +267,7 @@ class LbfgsRun:
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a state that `state` gave."""
         self.model.load_state_dict(state["model"])
-        self.history = History.from_dict(copy.deepcopy(state["history"]))
+        self.history = History.from_dict(state["history"])
         self.step, self.tries = state["step"], state["tries"]
         self.asked = state.get("asked", self.asked)  # files of earlier versions have none
         self.clock = Clock(state["seconds"])

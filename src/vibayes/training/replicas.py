@@ -21,7 +21,7 @@ from vibayes.training.history import Callback, History, Logged
 from vibayes.training.plan import as_problem, keep_plan, make_plan
 from vibayes.training.problem import Noise, Single
 from vibayes.training.progress import Progress
-from vibayes.training.run import Options, check_options, find_device
+from vibayes.training.run import Options, check_options, check_priors, find_device
 from vibayes.training.schedules import Schedule, as_schedule
 from vibayes.training.stacked import Stacked
 from vibayes.training.structure import fingerprint
@@ -150,7 +150,7 @@ def fit_many(
         natural_rate=natural_rate,
         lr_factors=lr_factors or {},
     )
-    check_options(options, n_samples, rates)
+    check_options(options, n_samples, rates, seeds)
     sources = [_source(data, batch_size, s, augment) for data, s in zip(datasets, seeds, strict=True)]
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         for model, source, s in zip(models, sources, seeds, strict=True):
@@ -158,6 +158,7 @@ def fit_many(
             model.to(place)
             if not bool(model.ready):
                 model.initialize(*source.start())
+            check_priors(model)
             source.begin(model)
         check_sizes(sources)
         if n_samples is None:  # models have met rows by now
@@ -175,8 +176,8 @@ def fit_many(
             part = slice(first, first + size)
             torch.manual_seed(seeds[first])
             path = None if checkpoint is None else chunk_path(checkpoint, first, R, size)
-            run = (sources[part], options, "adam", seeds[part], rates[part])
-            keeper = Keeper(path, checkpoint_seconds, {} if path is None else fingerprint(models[first], *run))
+            run = (models[part], sources[part], options, "adam", seeds[part], rates[part])
+            keeper = Keeper(path, checkpoint_seconds, {} if path is None else fingerprint(*run))
             problem = as_problem(models[part], sources[part], options.n_samples, _noise_of(noise, part))
             return _train(problem, _counted_from(first, options), keeper, shown, rates[part])
 

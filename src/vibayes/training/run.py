@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from vibayes.errors import ConfigurationError, NotPositiveDefiniteError, TrainingError
+from vibayes.parameters import hyperparameters
+from vibayes.trainable import TrainableModel
 from vibayes.training.history import Callback, Logged
 from vibayes.training.schedules import Schedule
 
@@ -22,8 +24,11 @@ __all__ = [
     "Clock",
     "Options",
     "Saver",
+    "as_number",
     "asks_to_stop",
     "check_options",
+    "check_priors",
+    "check_seed",
     "find_device",
     "generators",
     "give_up",
@@ -126,26 +131,47 @@ def give_up(
 def scheduled(name: str, schedule: Schedule, step: int) -> float:
     """A schedule's value at a step, checked."""
     value = schedule(step)
-    if not 0.0 <= value < math.inf:
-        raise ConfigurationError(f"{name} must not be negative, infinite or NaN; at step {step} it is {value}.")
-    return value
+    found = as_number(value)
+    if not 0.0 <= found < math.inf:
+        raise ConfigurationError(f"{name} must not be negative, infinite or NaN; at step {step} it is {value!r}.")
+    return found
 
 
 def value_at(schedule: Schedule, step: int) -> float | None:
     """A schedule's value at a step that may never be reached; None where it has none, as it may end before."""
     try:
-        value = float(schedule(step))
+        value = as_number(schedule(step))
     except Exception:
         return None
     return value if math.isfinite(value) else None
+
+
+def as_number(value: Any) -> float:
+    """A number as a float; what is none becomes NaN, which lies within no bounds.
+
+    >>> as_number(3), as_number("3")
+    (3.0, nan)
+    """
+    single = isinstance(value, Tensor) and value.numel() == 1
+    return float(value) if single or isinstance(value, numbers.Real) else math.nan
+
+
+def check_priors(model: TrainableModel) -> None:
+    """Refuse hyperparameters that start where their prior has no density, to which no step comes back."""
+    for name, hyperparameter in hyperparameters(model):
+        if not bool(torch.isfinite(hyperparameter.log_prior())):
+            raise ConfigurationError(
+                f"{name} is {hyperparameter.value.tolist()}, where its prior has no density "
+                f"({hyperparameter.prior}). Start it at a value that the prior allows, or give it another prior."
+            )
 
 
 def find_device(device: str | torch.device) -> torch.device:
     """A torch device, or an error that says why there is none."""
     try:
         place = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigurationError(f"Unknown device {device!r}: {error}") from None
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(f"Unknown device {device!r}: {str(error).partition(chr(10))[0]}") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(
             f"device={str(device)!r} was asked for, but no CUDA GPU is available. Use device='cpu'."
@@ -153,7 +179,7 @@ def find_device(device: str | torch.device) -> torch.device:
     return place
 
 
-def check_options(options: Options, n_samples: int | None, rates: list[float]) -> None:
+def check_options(options: Options, n_samples: int | None, rates: list[float], seeds: list[int]) -> None:
     """Refuse numbers that make no sense."""
     whole: dict[str, Any] = {
         "steps": options.steps,
@@ -167,21 +193,41 @@ def check_options(options: Options, n_samples: int | None, rates: list[float]) -
             raise ConfigurationError(f"{key} must be a positive whole number, got {value!r}.")
     if options.callback is not None and not callable(options.callback):
         raise ConfigurationError(f"callback must be a function of a log entry, got {type(options.callback).__name__}.")
-    if not options.weight_decay >= 0:
-        raise ConfigurationError(f"weight_decay must not be negative, got {options.weight_decay}.")
-    if not 0 < options.natural_rate <= 1:
-        raise ConfigurationError(f"natural_rate must be above 0 and at most 1, got {options.natural_rate}.")
+    if not 0 <= as_number(options.weight_decay) < math.inf:
+        raise ConfigurationError(
+            f"weight_decay must be a number that is not negative or infinite, got {options.weight_decay!r}."
+        )
+    if not 0 < as_number(options.natural_rate) <= 1:
+        raise ConfigurationError(f"natural_rate must be above 0 and at most 1, got {options.natural_rate!r}.")
+    if not 0 <= as_number(options.tolerance) < math.inf:
+        raise ConfigurationError(
+            f"tolerance must be nats per row, not negative or infinite, got {options.tolerance!r}. To train for a "
+            "number of steps, use steps."
+        )
     factors: Any = options.lr_factors
     if not isinstance(factors, Mapping):
         raise ConfigurationError(
             f'lr_factors must be factors by name, such as {{"*.kernel.*": 3.0}}, got {type(factors).__name__}.'
         )
     for name, factor in factors.items():
-        if isinstance(factor, bool) or not isinstance(factor, numbers.Real) or not 0 < float(factor) < math.inf:
+        if isinstance(factor, bool) or not 0 < as_number(factor) < math.inf:
             raise ConfigurationError(
                 f"lr_factors[{name!r}] must be a positive number, got {factor!r}. To keep parameters as they are, use "
                 ".fix() or requires_grad_(False)."
             )
     for rate in rates:
-        if not rate > 0:
-            raise ConfigurationError(f"lr must be positive, got {rate}.")
+        if not 0 < as_number(rate) < math.inf:
+            raise ConfigurationError(f"lr must be positive and finite, a number, got {rate!r}.")
+    for seed in seeds:
+        check_seed(seed)
+
+
+def check_seed(seed: Any) -> int:
+    """Refuse what is not a whole number.
+
+    >>> check_seed(-3)
+    -3
+    """
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise ConfigurationError(f"seed must be a whole number, got {seed!r}.")
+    return int(seed)

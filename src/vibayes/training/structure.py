@@ -17,6 +17,7 @@ from torch.distributions.utils import lazy_property
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from vibayes.parameters import hyperparameters
 from vibayes.trainable import TrainableModel
 from vibayes.training.batches import Batches
 from vibayes.training.run import Options, value_at
@@ -26,7 +27,7 @@ __all__ = ["fingerprint", "structure"]
 
 
 def fingerprint(
-    model: TrainableModel,
+    models: Sequence[TrainableModel],
     sources: Sequence[Batches],
     options: Options,
     optimizer: str,
@@ -40,7 +41,8 @@ def fingerprint(
 
     augment = sources[0].augment
     return {
-        **{f"model {name}": repr(value) for name, value in structure(model, own=False).items()},
+        **{f"model {name}": repr(value) for name, value in structure(models[0], own=False).items()},
+        **{f"fixed {name}": plain([_fixed(model)[name] for model in models]) for name in _fixed(models[0])},
         "data": plain([s.digest() for s in sources]),
         "n_data": plain([s.n_data for s in sources]),
         "batch_size": sources[0].batch_size,
@@ -57,6 +59,12 @@ def fingerprint(
         "augment": None if augment is None else _words(augment),
         **({"lr_factors": dict(options.lr_factors)} if options.lr_factors else {}),
     }
+
+
+def _fixed(model: TrainableModel) -> dict[str, list[float]]:
+    """Values of hyperparameters that training leaves as they are, to six digits."""
+    fixed = [(name, h.value.flatten().tolist()) for name, h in hyperparameters(model) if not h.raw.requires_grad]
+    return {name: [float(f"{value:.6g}") for value in values] for name, values in fixed}
 
 
 def _values(schedule: Schedule) -> list[float | None]:

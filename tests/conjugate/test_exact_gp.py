@@ -1,5 +1,7 @@
 """Exact GP regression: posterior, failures, training."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -115,3 +117,11 @@ def test_rows_beyond_the_memory_are_refused_before_they_fill_it() -> None:
     with pytest.raises(vb.ConfigurationError, match=r"2,000,000 rows.*SGPR"):
         gp.initialize(x, x[:, 0])
     gp.initialize(x[:5], x[:5, 0])
+
+
+def test_repeated_rows_by_weight_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 10**6}.__getitem__)  # a megabyte
+    gp = ExactGP(vb.SquaredExponential(1), vb.Gaussian())
+    gp.initialize(torch.randn(20, 1), torch.randn(20), torch.full((20,), 100.0))
+    with pytest.raises(vb.ConfigurationError, match="200 rows"):
+        gp.initialize(torch.randn(200, 1), torch.randn(200))

@@ -98,7 +98,7 @@ class ExactGP(ConjugateModel):
         if self.conditional is not None:
             self._choose_given(batch.x)  # refuses too few rows before anything is changed
         rows = counted_rows(batch)
-        _check_memory(rows)
+        _check_memory(batch.x)
         check_features(self.kernel.features(rows), "the deep kernel", rows)
         self.mean.initialize(rows)
 

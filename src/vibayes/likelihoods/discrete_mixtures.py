@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.likelihoods.mixtures import Mixture, Moments, standard_normal
+from vibayes.likelihoods.mixtures import ClassSummary, Mixture, Moments, standard_normal
 from vibayes.likelihoods.special import ndtr
 from vibayes.likelihoods.targets import binary_targets, class_targets, count_targets
 from vibayes.quadrature import normal_grid, standard_deviation, stretched_grid
@@ -138,6 +138,12 @@ class BernoulliMixture(Mixture):
         """`log p(y | draw)`, summed over targets."""
         return torch.where(y == 1, self.log_one, self.log_zero).sum(-1)
 
+    def class_summary(self) -> ClassSummary:
+        """Of ones: probabilities and entropies over draws."""
+        log_weights = self.log_weights[:, None, None]
+        one, zero = (torch.logsumexp(log_weights + p, 0) for p in (self.log_one, self.log_zero))
+        return ClassSummary(one.exp(), binary_entropy(one, zero), self.over_draws(self.entropy))
+
     def moments(self) -> Moments:
         """First two moments given each draw."""
         one = self.log_one.exp()
@@ -169,6 +175,11 @@ class CategoricalMixture(Mixture):
         """`log p(y | draw)`."""
         index = y[None, :, None].expand(self.n_draws, -1, 1)
         return self.log_probs.gather(2, index)[..., 0]
+
+    def class_summary(self) -> ClassSummary:
+        """Probabilities and entropies over draws."""
+        probs = torch.logsumexp(self.log_weights[:, None, None] + self.log_probs, 0).exp()
+        return ClassSummary(probs, torch.special.entr(probs).sum(-1), self.over_draws(self.entropy))
 
     def moments(self) -> Moments:
         """First two moments of the one-hot coding, given each draw (the split inside a draw is not kept)."""

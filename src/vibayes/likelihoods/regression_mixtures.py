@@ -112,8 +112,22 @@ class ContinuousMixture(Mixture):
             x = following
         return x
 
-    def at_functions(self, f: Float[Tensor, "k n p"], draws: Tensor) -> Self:
-        """The mixture with equal weights over K functions that are known exactly, each with its draw's noise."""
+    def with_functions(
+        self, covariance: Float[Tensor, "p n n"], draws: Tensor, generator: torch.Generator | None
+    ) -> Self:
+        """The mixture with equal weights over K functions that are known exactly, each with its draw's noise.
+
+        One comes from each of the named draws: the draw's mean, and a Gaussian with what the means' spread leaves of
+        the covariance between rows. Mean and covariance over draws are then those of the prediction. Given a draw, the
+        covariance is the average one.
+        """
+        centred = self.mean - self.over_draws(self.mean)
+        between = torch.einsum("s,snp,smp->pnm", self.log_weights.exp(), centred, centred)
+        # the symmetric root: close rows make the matrix singular to rounding
+        values, vectors = torch.linalg.eigh(covariance.to(between) - between)
+        root = vectors * values.clamp(min=0).sqrt()[:, None]  # [P, N, N]
+        mean = self.mean[draws]
+        f = mean + torch.einsum("pnm,kmp->knp", root, standard_normal(mean, generator))
         noise = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import linalg
-from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, counted_rows, positive_variance
+from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, compared, counted_rows, positive_variance
 from vibayes.errors import ConfigurationError
 from vibayes.kernels.base import Kernel
 from vibayes.kernels.deep import check_features
@@ -182,18 +182,13 @@ class ExactGP(ConjugateModel):
         two observations, normalising constants included.
         """
         noise = self._noise.double()  # [Q]
-        K = self.kernel.on_features(self._compared(x)).double()  # [N, N]
+        K = self.kernel.on_features(compared(self.kernel, x)).double()  # [N, N]
         residual = (y - self.mean.at(x, y.shape[1])).double() / noise.sqrt()  # [N, P]
         if weights is not None:
             root = weights.double().sqrt()
             K, residual = root[:, None] * K * root, root[:, None] * residual
         B = linalg.add_to_diagonal(K / noise[:, None, None], torch.ones_like(noise)[:, None])
         return B, residual[None] if len(noise) == 1 else residual.mT[..., None]
-
-    def _compared(self, rows: Tensor) -> Tensor:
-        """What the kernel compares of the rows, in float64 where it takes that with parameters of float32."""
-        features = self.kernel.features(rows)
-        return features if self.kernel.on_features.needs_one_dtype else features.double()
 
     def _terms(
         self, x: Tensor, y: Tensor, weights: Tensor | None, scale: float | Tensor
@@ -216,10 +211,10 @@ class ExactGP(ConjugateModel):
             "Use a larger noise (likelihood.noise.set), or drop repeated rows.",
         )
         scale = (weights.double() / self._noise.double()[:, None]).sqrt()[..., None]  # [Q, N, 1]
-        kernel, observed = self.kernel.on_features, self._compared(x)
+        kernel, observed = self.kernel.on_features, compared(self.kernel, x)
 
         def moments(rows: Tensor, joint: bool) -> Moment3:
-            new = self._compared(rows)
+            new = compared(self.kernel, rows)
             A = linalg.solve_lower(C, scale * kernel(observed, new))  # [Q, N, N*]
             explained = (A.mT @ white).movedim(0, -1).flatten(-2)  # [N*, P]
             mean = explained.to(rows.dtype) + self.mean.at(rows, y.shape[1])

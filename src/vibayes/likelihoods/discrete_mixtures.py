@@ -16,6 +16,10 @@ from vibayes.quadrature import normal_grid, standard_deviation, stretched_grid
 __all__ = ["BernoulliMixture", "CategoricalMixture", "PoissonMixture", "binary_entropy"]
 
 
+# Rates beyond which counts are drawn as normal to rounding; torch's own overflow at 2^63, to negative ones.
+_NORMAL_RATE = 1e15
+
+
 @dataclass(frozen=True, eq=False)
 class PoissonMixture(Mixture):
     """`y | f ~ Poisson(exp(f))` with a Gaussian of `f` given each draw.
@@ -93,13 +97,14 @@ class PoissonMixture(Mixture):
             lower, upper = torch.where(short, upper, lower), torch.where(short, 2 * upper, upper)
             if bool(torch.isinf(upper).any()):
                 break
-        while bool((upper - lower > 1).any()):
+        while True:
             middle = ((lower + upper) / 2).floor()
-            if bool(((middle == lower) & (upper - lower > 1)).any()):
-                break  # counts so large that neighbours have no room between them in this dtype
+            # large counts may have no number between them in this dtype, and the middle be rounded to either end
+            inside = (lower < middle) & (middle < upper)
+            if not bool(inside.any()):
+                return upper
             reached = self.cdf(middle) >= q
-            lower, upper = torch.where(reached, lower, middle), torch.where(reached, middle, upper)
-        return upper
+            lower, upper = torch.where(inside & ~reached, middle, lower), torch.where(inside & reached, middle, upper)
 
     def moments(self) -> Moments:
         """First two moments given each draw; the rate is log-normal."""
@@ -110,7 +115,13 @@ class PoissonMixture(Mixture):
         """Counts of all rows, one set from each of the named draws."""
         mean = self.mean[draws]
         f = mean + standard_deviation(self.variance[draws]) * standard_normal(mean, generator)
-        return torch.poisson(f.exp(), generator=generator)
+        rate = f.exp()
+        counts = torch.poisson(rate.clamp(max=_NORMAL_RATE), generator=generator)
+        beyond = rate > _NORMAL_RATE
+        if bool(beyond.any()):
+            normal = rate * (1 + standard_normal(rate, generator) / rate.sqrt())
+            counts = torch.where(beyond, normal.round(), counts)
+        return counts
 
 
 @dataclass(frozen=True, eq=False)

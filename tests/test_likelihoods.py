@@ -323,6 +323,30 @@ def test_poisson_distribution_function_whatever_is_narrower(mean: float, varianc
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_poisson_of_counts_that_have_no_neighbours_in_their_dtype(dtype: torch.dtype) -> None:
+    """Quantiles of some once took for ever, and samples were negative; those of rows beside them stay exact."""
+    log_rates = torch.tensor([2.0, 12.0, 17.0, 18.5, 38.0, 44.5, 60.0], dtype=dtype)
+    known = Poisson().predictive(log_rates[None, :, None], torch.zeros(1, 7, 1, dtype=dtype))
+    unsure = Poisson().predictive(log_rates[None, 2:, None], torch.full((1, 5, 1), 0.5, dtype=dtype))
+    precise = 1e-6 if dtype == torch.float32 else 1e-9
+    for q in (0.1, 0.3, 0.5, 0.9):
+        rate = log_rates.double().exp().numpy()
+        assert known.quantile(q)[0, 0] == stats.poisson.ppf(q, rate[0])
+        normal = rate[4:] + rate[4:] ** 0.5 * stats.norm.ppf(q)
+        np.testing.assert_allclose(known.quantile(q)[4:, 0].double(), normal, rtol=precise)
+        expected = np.exp(log_rates[2:].double().numpy() + 0.5**0.5 * stats.norm.ppf(q))
+        np.testing.assert_allclose(unsure.quantile(q)[:, 0].double(), expected, rtol=1e-5)
+    draws = known.sample(torch.zeros(2000, dtype=torch.long), None)[..., 0].double()  # [2000, 7]
+    error = (draws.mean(0) - log_rates.double().exp()) / (log_rates.double() / 2).exp() * 2000**0.5
+    assert (error.abs()[:3] < 4).all()
+    if dtype == torch.float64:  # float32 has no digits for the spread of the others
+        assert (error.abs() < 4).all()
+        np.testing.assert_allclose(draws.var(0), log_rates.exp(), rtol=0.15)
+        assert torch.equal(draws, draws.round())
+    np.testing.assert_allclose(draws.mean(0), log_rates.double().exp(), rtol=0.1)
+
+
 # ---- wide functions, heavy tails and far targets
 
 

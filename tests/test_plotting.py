@@ -131,6 +131,19 @@ def test_posterior_refuses(prediction, grid):
         plotting.posterior_1d(prediction, grid, level=95)
 
 
+@pytest.mark.parametrize("df", [0.5, 2.0])
+def test_an_infinite_standard_deviation_is_refused_but_has_intervals(df, grid):
+    """It would be left out without a word, with its mark in the legend."""
+    heavy = Prediction(vb.StudentT(df).predictive(torch.sin(grid)[None, :, None]), squeeze=True)
+    with pytest.raises(DataError, match=r"in 41 of 41 rows.*df <= 2.*level=0\.95"):
+        plotting.posterior_1d(heavy, grid)
+    ax = plotting.posterior_1d(heavy, grid, level=0.9)
+    assert band(ax.collections[0])[:, 1].max() == pytest.approx(float(heavy.interval(0.9)[1].max()))
+    line = torch.linspace(-1, 1, 5)
+    with pytest.raises(DataError, match="in 25 of 25 rows"):
+        plotting.posterior_2d((torch.zeros(25), torch.full((25,), math.inf)), torch.cartesian_prod(line, line))
+
+
 def test_compare_shares_axes_and_explains_once(prediction, grid, tmp_path):
     panels = [(name, prediction) for name in ("a", "b", "c")] + [("d", (prediction.mean, 5 * prediction.std))]
     figure = plotting.compare_1d(panels, grid, samples=[None, torch.zeros(2, 41), None, None])
@@ -302,8 +315,9 @@ def test_calibration_curve_draws_filled_bins(tmp_path):
 def test_coverage_draws_the_curve_and_several_on_one(tmp_path):
     y = torch.randn(100)
     narrow, right = (Prediction(Gaussian(v).predictive(torch.zeros(1, 100, 1)), squeeze=True) for v in (0.2, 1.0))
-    ax = plotting.coverage(narrow, y, [0.5, 0.9], label="narrow")
+    ax = plotting.coverage(narrow, y, [0.5, 0.9], title="two models", label="narrow")
     plotting.coverage(right, y, [0.5, 0.9], ax=ax, label="right")
+    assert ax.get_title() == "two models"
     curves = [line for line in ax.lines if line.get_label() in ("narrow", "right")]
     for line, p in zip(curves, (narrow, right), strict=True):
         assert np.allclose(line.get_ydata(), [metrics.coverage(p, y, level) for level in (0.5, 0.9)])

@@ -138,7 +138,8 @@ def axes_or_new(ax: "Axes | None", size: tuple[float, float] = PANEL) -> "Axes":
 
 
 def label_axes(ax: "Axes", title: str, xlabel: str, ylabel: str, legend: bool = False) -> None:
-    ax.set_title(title)
+    if title:  # a later curve on the same axes leaves theirs
+        ax.set_title(title)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     if legend:

@@ -15,7 +15,7 @@ class Bound(NamedTuple):
     Attributes:
         log_likelihood: `[S]`, expected log likelihood of all data rows, scaled to the whole data set.
         log_ratio: `[S]`, sum over layers of `log p - log q` (or `-KL`).
-        log_prior: log-prior of the hyperparameters.
+        log_prior: log-prior of the hyperparameters; of `ExactGP(conditional=...)` less the evidence of the given rows.
         failures: for every factorization site, how many failed; zero is success.
         targets: what buffers that natural gradients move are to move towards, by name.
     """
@@ -41,7 +41,8 @@ class Elbo:
         n_data: how many data rows it is a bound for.
         stderr: Monte Carlo standard error of `value` over draws (zero when it is closed-form, NaN for one draw).
         kl_weight: the weight of `kl` in `objective`; `value` is never tempered.
-        log_prior: log-prior of the hyperparameters, which enters `objective` only.
+        log_prior: log-prior of the hyperparameters, which enters `objective` only; of `ExactGP(conditional=...)` less
+            the evidence of the given rows, so that `objective` is the conditional evidence.
         log_jacobian: what a row's log density loses in user units.
 
     >>> import vibayes as vb

@@ -13,13 +13,8 @@ from torch import Tensor
 
 from vibayes.data import as_tensor, check_count
 from vibayes.errors import ConfigurationError, ShapeError
-from vibayes.likelihoods.discrete_mixtures import (
-    BernoulliMixture,
-    CategoricalMixture,
-    PoissonMixture,
-    binary_entropy,
-)
-from vibayes.likelihoods.mixtures import Mixture, standard_normal
+from vibayes.likelihoods.discrete_mixtures import PoissonMixture
+from vibayes.likelihoods.mixtures import ClassSummary, Mixture
 from vibayes.likelihoods.regression_mixtures import ContinuousMixture
 
 __all__ = ["Prediction"]
@@ -287,30 +282,24 @@ class Prediction:
         draws = torch.multinomial(weights, check_count(n, "n"), replacement=True, generator=generator)
         mixture = self.mixture
         if self._covariance is not None and isinstance(mixture, ContinuousMixture):
-            f = _sample_rows_jointly(mixture, self._covariance, draws, generator)
-            mixture, draws = mixture.at_functions(f, draws), torch.arange(n, device=f.device)
+            mixture = mixture.with_functions(self._covariance, draws, generator)
+            draws = torch.arange(n, device=mixture.device)
         values = mixture.sample(draws, generator)
         return values if self.kind == "classes" else self._out(self._in_units(values))
 
     # ---- classes
 
     @cached_property
-    def _class_summaries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Probabilities, their entropy, and the expected entropy given the function."""
-        mixture = self.mixture
-        if isinstance(mixture, BernoulliMixture):
-            log_weights = mixture.log_weights[:, None, None]
-            one, zero = (torch.logsumexp(log_weights + p, 0) for p in (mixture.log_one, mixture.log_zero))
-            return one.exp(), binary_entropy(one, zero), mixture.over_draws(mixture.entropy)
-        if isinstance(mixture, CategoricalMixture):
-            probs = torch.logsumexp(mixture.log_weights[:, None, None] + mixture.log_probs, 0).exp()
-            return probs, torch.special.entr(probs).sum(-1), mixture.over_draws(mixture.entropy)
-        raise self._senseless("probs, mode and entropy")
+    def _classes(self) -> ClassSummary:
+        summary = self.mixture.class_summary()
+        if summary is None:
+            raise self._senseless("probs, mode and entropy")
+        return summary
 
     @property
     def probs(self) -> Tensor:
         """Class probabilities `[N, C]`; for yes-or-no the probability of one, `[N, P]` or `[N]`."""
-        return self._out(self._class_summaries[0])
+        return self._out(self._classes.probs)
 
     @property
     def mode(self) -> Tensor:
@@ -329,12 +318,12 @@ class Prediction:
     @property
     def entropy(self) -> Tensor:
         """Entropy of the class probabilities, in nats."""
-        return self._out(self._class_summaries[1])
+        return self._out(self._classes.entropy)
 
     @property
     def mutual_information(self) -> Tensor:
         """Between class and function, in nats: `entropy` less the mean entropy given the function."""
-        return self._out(self._class_summaries[1] - self._class_summaries[2])
+        return self._out(self._classes.entropy - self._classes.expected_entropy)
 
     # ---- convenience
 
@@ -391,22 +380,3 @@ class Prediction:
         if not bool(torch.isfinite(tensor).all()):
             raise ConfigurationError(f"{name} must be finite, got {tensor.tolist()}.")
         return tensor.expand(mixture.n_targets)
-
-
-def _sample_rows_jointly(
-    mixture: ContinuousMixture,
-    covariance: Float[Tensor, "p n n"],
-    draws: Tensor,
-    generator: torch.Generator | None,
-) -> Float[Tensor, "k n p"]:
-    """Functions from the named draws: the draw's mean, and a Gaussian with what its spread leaves of the covariance.
-
-    Mean and covariance over draws are then those of the prediction. Given a draw, the covariance is the average one.
-    """
-    centred = mixture.mean - mixture.over_draws(mixture.mean)
-    between = torch.einsum("s,snp,smp->pnm", mixture.log_weights.exp(), centred, centred)
-    # the symmetric root: close rows make the matrix singular to rounding
-    values, vectors = torch.linalg.eigh(covariance.to(between) - between)
-    root = vectors * values.clamp(min=0).sqrt()[:, None]  # [P, N, N]
-    mean = mixture.mean[draws]
-    return mean + torch.einsum("pnm,kmp->knp", root, standard_normal(mean, generator))

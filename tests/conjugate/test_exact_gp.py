@@ -1,11 +1,14 @@
 """Exact GP regression: posterior, failures, training."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 
 import vibayes as vb
 from vibayes.conjugate import ExactGP
+from vibayes.kernels import DeepKernel
 
 
 def test_posterior_is_the_conditional_of_the_joint_normal() -> None:
@@ -115,3 +118,47 @@ def test_rows_beyond_the_memory_are_refused_before_they_fill_it() -> None:
     with pytest.raises(vb.ConfigurationError, match=r"2,000,000 rows.*SGPR"):
         gp.initialize(x, x[:, 0])
     gp.initialize(x[:5], x[:5, 0])
+
+
+def test_repeated_rows_by_weight_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 10**6}.__getitem__)  # a megabyte
+    gp = ExactGP(vb.SquaredExponential(1), vb.Gaussian())
+    gp.initialize(torch.randn(20, 1), torch.randn(20), torch.full((20,), 100.0))
+    with pytest.raises(vb.ConfigurationError, match="200 rows"):
+        gp.initialize(torch.randn(200, 1), torch.randn(200))
+
+
+@pytest.mark.parametrize("kernel", [vb.SquaredExponential, vb.Matern32, vb.Matern52, vb.RationalQuadratic])
+@pytest.mark.parametrize("noise", [1e-2, 1e-5])
+def test_float32_has_the_evidence_and_the_posterior_of_float64(kernel: type[vb.Kernel], noise: float) -> None:
+    """Rows over a hundred lengthscales, where squared distances lose four digits, and noise below those digits."""
+    x = torch.linspace(0, 100, 200)[:, None]
+    y = torch.stack([torch.sin(2 * x[:, 0]), torch.cos(x[:, 0])], 1)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        gp = ExactGP(kernel(1), vb.Gaussian(noise, out_features=2))
+        gp.condition(x, y, torch.arange(200) % 3)
+        new = x[::10].float() + 0.25  # the same in both dtypes
+        prediction, joint = gp.predict(new), gp.predict(new, joint=True)
+        assert prediction.mean.dtype == joint.covariance.dtype == dtype
+        evidence = gp.log_marginal_likelihood(x.float(), y.float())
+        evidence.backward()
+        gradient = gp.kernel.lengthscale.raw.grad
+        parts = (evidence, gradient, prediction.mean, prediction.epistemic, joint.mean, joint.covariance)
+        found.append([part.detach().double() for part in parts])
+    for double, single in zip(*found, strict=True):
+        torch.testing.assert_close(single, double, rtol=2e-3, atol=2e-3 * float(double.abs().max()) ** 0.5 * noise**0.5)
+
+
+def test_networks_inside_sums_see_rows_of_the_model_s_dtype() -> None:
+    torch.set_default_dtype(torch.float32)
+    network = torch.nn.Sequential(torch.nn.Linear(1, 3), torch.nn.BatchNorm1d(3))
+    gp = ExactGP(DeepKernel(network, vb.SquaredExponential(3)) + vb.White(1), vb.Gaussian(0.1))
+    x = torch.linspace(-1, 1, 20)[:, None]
+    gp.condition(x, x[:, 0])
+    before = network[1].running_var.clone()
+    gp.elbo(x, x[:, 0]).value.backward()
+    assert network[0].weight.grad.abs().sum() > 0
+    assert not torch.equal(network[1].running_var, before)
+    assert torch.isfinite(gp.predict(x, joint=True).covariance).all()

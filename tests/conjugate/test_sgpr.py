@@ -120,3 +120,23 @@ def test_rough_kernels_in_float32(rough: str) -> None:
         found.append((sparse.elbo(x, y).value.double(), evidence.double(), sparse.predict(x).epistemic.double()))
     for wide, narrow in zip(*found, strict=True):
         torch.testing.assert_close(narrow, wide, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-5])
+def test_float32_has_the_bound_and_the_posterior_of_float64(noise: float) -> None:
+    """Rows over fifty lengthscales, where squared distances lose digits, and noise below those digits."""
+    x = torch.linspace(0, 50, 200)[:, None]
+    y = torch.sin(x[:, 0])
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        model = SGPR(vb.SquaredExponential(1), vb.Gaussian(noise), x[::2])
+        model.condition(x, y)
+        new = x[::10].float() + 0.1  # the same in both dtypes
+        prediction, joint = model.predict(new), model.predict(new, joint=True)
+        q, elbo = model.optimal_q(x, y), model.elbo(x.float(), y.float())
+        assert {dtype} == {part.dtype for part in (prediction.mean, joint.covariance, q.mean, q.factor, elbo.value)}
+        parts = (elbo.value, prediction.mean, prediction.epistemic, joint.covariance)
+        found.append([part.detach().double() for part in parts])
+    for double, single in zip(*found, strict=True):
+        torch.testing.assert_close(single, double, rtol=1e-3, atol=1e-3 * noise)

@@ -13,13 +13,14 @@ from vibayes.bound import Bound
 from vibayes.data import as_tensor, check_count
 from vibayes.describe import describe_closed_form
 from vibayes.errors import ConfigurationError, DataError, NotFittedError, NotPositiveDefiniteError, ShapeError
+from vibayes.kernels.base import Kernel
 from vibayes.likelihoods import Gaussian, Likelihood
 from vibayes.modes import evaluating, keeping_averages
 from vibayes.posteriors.base import Gaussian as Whitened
 from vibayes.prediction import Prediction
 from vibayes.trainable import Batch, TrainableModel
 
-__all__ = ["ConjugateModel", "Moments", "Observations", "counted_rows", "optimal_gaussian", "project"]
+__all__ = ["ConjugateModel", "Moments", "Observations", "compared", "counted_rows", "optimal_gaussian", "project"]
 
 # Mean [N, P], variance [N, P], and covariance [P, N, N] where rows are predicted jointly.
 Moment3 = tuple[Tensor, Tensor, Tensor | None]
@@ -269,6 +270,12 @@ class ConjugateModel(TrainableModel):
         root = vectors * values.clamp_min(0.0).sqrt()[..., None, :]  # [P, N, N]
         noise = torch.randn(n, *mean.shape, dtype=mean.dtype, device=mean.device)
         return mean + torch.einsum("pij,sjp->sip", root, noise)
+
+
+def compared(kernel: Kernel, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n w"]:
+    """What a kernel compares of rows, in float64 where `kernel.on_features` takes that with parameters of float32."""
+    features = kernel.features(rows)
+    return features if kernel.on_features.needs_one_dtype else features.double()
 
 
 def optimal_gaussian(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vibayes import linalg
-from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, counted_rows, positive_variance
+from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, compared, counted_rows, positive_variance
 from vibayes.errors import ConfigurationError
 from vibayes.kernels.base import Kernel
 from vibayes.kernels.deep import check_features
@@ -47,7 +47,9 @@ class ExactGP(ConjugateModel):
     (thesis, Sec. "Gaussian processes"). Costs `N^3` time and `N^2` memory.
 
     Several outputs `[N, P]` are independent processes with one kernel and mean; the noise is shared, or one
-    per output where the likelihood has it. No jitter is added to `K + noise I`.
+    per output where the likelihood has it. No jitter is added to `K + noise I`. It is made in float64 in models of
+    float32, too, which has no digits for a noise that is small against the kernel, or for distances of rows that lie
+    many lengthscales apart; kernels of your own, and networks inside sums and products, stay in float32.
 
     Args:
         kernel: the covariance function.
@@ -98,7 +100,7 @@ class ExactGP(ConjugateModel):
         if self.conditional is not None:
             self._choose_given(batch.x)  # refuses too few rows before anything is changed
         rows = counted_rows(batch)
-        _check_memory(rows)
+        _check_memory(batch.x)
         check_features(self.kernel.features(rows), "the deep kernel", rows)
         self.mean.initialize(rows)
 
@@ -165,23 +167,25 @@ class ExactGP(ConjugateModel):
     def _lml(self, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[LogMarginalLikelihood, Tensor]:
         B, residual = self._system(x, y, weights)
         quadratic, log_det_B, info = linalg.quadratic_and_log_det(B, residual)
-        count = weights.sum() if weights is not None else torch.tensor(len(y), dtype=y.dtype, device=y.device)
+        count = weights.double().sum() if weights is not None else residual.new_tensor(len(y))
         P, Q = y.shape[1], len(self._noise)
-        log_noise = self._noise.log().sum() * (P // Q)
+        log_noise = self._noise.double().log().sum() * (P // Q)
         log_det = log_det_B.sum() * (P // Q) + count * log_noise
         constant = -0.5 * P * count * math.log(2.0 * math.pi)
-        return LogMarginalLikelihood(-0.5 * quadratic.sum(), -0.5 * log_det, constant), info
+        terms = (-0.5 * quadratic.sum(), -0.5 * log_det, constant)
+        return LogMarginalLikelihood(*(term.to(y.dtype) for term in terms)), info
 
     def _system(self, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        r"""`B = I + W^1/2 K W^1/2 / s^2`, `[Q, N, N]`, and `W^1/2 (y - mean) / s`, `[Q, N, P / Q]`.
+        r"""`B = I + W^1/2 K W^1/2 / s^2`, `[Q, N, N]`, and `W^1/2 (y - mean) / s`, `[Q, N, P / Q]`, both in float64.
 
         `s^2 B` is `K + noise I` for unit weights. In this form a row of weight zero drops out, and one of weight two is
         two observations, normalising constants included.
         """
-        noise = self._noise  # [Q]
-        K, residual = self.kernel(x), (y - self.mean.at(x, y.shape[1])) / noise.sqrt()  # [N, N], [N, P]
+        noise = self._noise.double()  # [Q]
+        K = self.kernel.on_features(compared(self.kernel, x)).double()  # [N, N]
+        residual = (y - self.mean.at(x, y.shape[1])).double() / noise.sqrt()  # [N, P]
         if weights is not None:
-            root = weights.sqrt()
+            root = weights.double().sqrt()
             K, residual = root[:, None] * K * root, root[:, None] * residual
         B = linalg.add_to_diagonal(K / noise[:, None, None], torch.ones_like(noise)[:, None])
         return B, residual[None] if len(noise) == 1 else residual.mT[..., None]
@@ -204,19 +208,20 @@ class ExactGP(ConjugateModel):
             info,
             "kernel matrix with noise",
             len(x),
-            "Use a larger noise (likelihood.noise.set), float64, or drop repeated rows.",
+            "Use a larger noise (likelihood.noise.set), or drop repeated rows.",
         )
-        scale = weights.sqrt()[:, None] / self._noise.sqrt()[:, None, None]  # [Q, N, 1]
-        kernel, observed = self.kernel.on_features, self.kernel.features(x)
+        scale = (weights.double() / self._noise.double()[:, None]).sqrt()[..., None]  # [Q, N, 1]
+        kernel, observed = self.kernel.on_features, compared(self.kernel, x)
 
         def moments(rows: Tensor, joint: bool) -> Moment3:
-            new = self.kernel.features(rows)
+            new = compared(self.kernel, rows)
             A = linalg.solve_lower(C, scale * kernel(observed, new))  # [Q, N, N*]
-            mean = (A.mT @ white).movedim(0, -1).flatten(-2) + self.mean.at(rows, y.shape[1])  # [N*, P]
+            explained = (A.mT @ white).movedim(0, -1).flatten(-2)  # [N*, P]
+            mean = explained.to(rows.dtype) + self.mean.at(rows, y.shape[1])
             if joint:
-                covariance = (kernel(new) - A.mT @ A).expand(y.shape[1], -1, -1)
+                covariance = (kernel(new) - A.mT @ A).to(rows.dtype).expand(y.shape[1], -1, -1)
                 return mean, positive_variance(covariance.diagonal(dim1=-2, dim2=-1).mT), covariance
-            variance = (kernel.diag(new) - A.square().sum(-2)).mT  # [N*, Q]
+            variance = (kernel.diag(new) - A.square().sum(-2)).mT.to(rows.dtype)  # [N*, Q]
             return mean, positive_variance(variance).expand_as(mean), None
 
         return moments
@@ -251,7 +256,7 @@ def _check_memory(rows: Tensor) -> None:
     if rows.device.type != "cpu" or not hasattr(os, "sysconf"):  # a GPU says so by itself
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    needed = _MATRICES * len(rows) ** 2 * rows.element_size()
+    needed = _MATRICES * len(rows) ** 2 * 8  # in float64
     if needed > memory:
         raise ConfigurationError(
             f"ExactGP works with matrices of all {len(rows):,} rows, which take some {needed / 2**30:,.0f} GB; this "

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vibayes import linalg
-from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, counted_rows, optimal_gaussian, project
+from vibayes.conjugate.base import ConjugateModel, Moment3, Moments, compared, counted_rows, optimal_gaussian, project
 from vibayes.conjugate.exact_gp import check_kernel, check_mean
 from vibayes.data import as_rows, check_count
 from vibayes.inducing import choose_inducing
@@ -32,8 +32,9 @@ class SGPR(ConjugateModel):
     where `B = I + A A^T / noise`. The bound comes as `E_q[log p(y | f)] - KL(q || p)`, which is the same
     number, and in which rounding errors of `q` cancel to first order.
 
-    The model's relative jitter is added to `K_zz` only. Several outputs share kernel, mean and inducing
-    inputs; the noise is shared, or one per output where the likelihood has it.
+    The model's relative jitter is added to `K_zz` only. As in `ExactGP`, matrices are made in float64 in models of
+    float32, too. Several outputs share kernel, mean and inducing inputs; the noise is shared, or one per output where
+    the likelihood has it.
 
     Args:
         kernel: the covariance function.
@@ -96,11 +97,14 @@ class SGPR(ConjugateModel):
         self.inducing.copy_(start)
 
     def _project(self, features: Float[Tensor, "n w"]) -> tuple[Float[Tensor, "m n"], Tensor]:
-        """`A = L^-1 K_zx`, and whether `K_zz` could be factorised; `x` by what the kernel compares of it."""
+        """`A = L^-1 K_zx`, and whether `K_zz` could be factorised; `x` by what the kernel compares of it.
+
+        In float64 whatever the dtype: docs/decisions/jitter.md.
+        """
         kernel = self.kernel.on_features
-        # In float64 whatever the dtype: docs/decisions/jitter.md
         L, info = linalg.cholesky(kernel(self.inducing.double()), self.jitter)
-        return linalg.solve_lower(L.to(features.dtype), kernel(self.inducing, features)), info
+        K_zx = kernel(self.inducing.to(features.dtype), features)
+        return linalg.solve_lower(L, K_zx.double()), info
 
     def optimal_q(self, x: Any, y: Any) -> Whitened:
         """Titsias's optimal `q(v)`, where `u = mean(z) + L v` with `K_zz = L L^T` (jitter included).
@@ -110,7 +114,8 @@ class SGPR(ConjugateModel):
             noise per output), and `log_det` of the covariance.
         """
         batch = self.prepare(x, y)
-        return self._optimal_q(self._project(self.kernel.features(batch.x))[0], batch)[0]
+        q = self._optimal_q(self._project(compared(self.kernel, batch.x))[0], batch)[0]
+        return Whitened(*(part.to(self.dtype) for part in (q.mean, q.factor, q.log_det)))
 
     def _optimal_q(self, A: Tensor, batch: Batch) -> tuple[Whitened, Tensor]:
         return optimal_gaussian(A, batch.y - self.mean.at(batch.x, batch.y.shape[1]), self._noise, batch.weights)
@@ -119,7 +124,7 @@ class SGPR(ConjugateModel):
         self, x: Tensor, y: Tensor, weights: Tensor | None, scale: float | Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         refused = self._needs_all_rows(scale)
-        features = self.kernel.features(x)
+        features = compared(self.kernel, x)
         A, info = self._project(features)
         q, failed = self._optimal_q(A, Batch(x, y, weights))
         mean = A.mT @ q.mean + self.mean.at(x, y.shape[1])  # [N, P]
@@ -127,19 +132,19 @@ class SGPR(ConjugateModel):
         variance = unexplained[:, None] + (q.factor.mT @ A).square().sum(-2).mT  # [N, Q]
         log_likelihood = self._expected_log_likelihood(mean, variance, y, weights) + refused
         return (
-            log_likelihood,
-            -linalg.gaussian_kl(q.mean, q.factor, q.log_det),
+            log_likelihood.to(y.dtype),
+            -linalg.gaussian_kl(q.mean, q.factor, q.log_det).to(y.dtype),
             {"inducing kernel matrix": info, "inducing precision": failed},
         )
 
     def _posterior(self) -> Moments:
         batch = self._observed()
-        A, info = self._project(self.kernel.features(batch.x))
+        A, info = self._project(compared(self.kernel, batch.x))
         self._check_factorization(
             info,
             f"inducing kernel matrix (relative jitter {float(self.jitter):.1g})",
             len(self.inducing),
-            "Use fewer inducing inputs, a larger model.jitter, or float64.",
+            "Use fewer inducing inputs, or a larger model.jitter.",
         )
         q, info = self._optimal_q(A, batch)
         self._check_factorization(
@@ -147,9 +152,10 @@ class SGPR(ConjugateModel):
         )
 
         def moments(rows: Tensor, joint: bool) -> Moment3:
-            features, kernel = self.kernel.features(rows), self.kernel.on_features
+            features, kernel = compared(self.kernel, rows), self.kernel.on_features
             prior = kernel(features) if joint else kernel.diag(features)
             mean, variance, covariance = project(self._project(features)[0], q, prior, joint)
-            return mean + self.mean.at(rows, mean.shape[1]), variance, covariance
+            mean = mean.to(rows.dtype) + self.mean.at(rows, mean.shape[1])
+            return mean, variance.to(rows.dtype), None if covariance is None else covariance.to(rows.dtype)
 
         return moments

@@ -89,7 +89,7 @@ class Kernel(nn.Module, ABC):
         self._check(x)
         if z is not None:
             self._check(z)
-        if x.dtype == torch.float64 and self._needs_one_dtype:
+        if x.dtype == torch.float64 and self.needs_one_dtype:
             both = (*self.named_parameters(), *self.named_buffers())
             wide = {name: tensor.double() for name, tensor in both if tensor.is_floating_point()}
             matrix: Tensor = functional_call(self, wide, (x, z))
@@ -102,7 +102,7 @@ class Kernel(nn.Module, ABC):
         return covariances.double() if x.dtype == torch.float64 else covariances
 
     @property
-    def _needs_one_dtype(self) -> bool:
+    def needs_one_dtype(self) -> bool:
         """Whether parameters are float32 and a network or somebody's own kernel, which may not mix dtypes, is here."""
         first = next(self.parameters(), None)
         if first is None or first.dtype == torch.float64:

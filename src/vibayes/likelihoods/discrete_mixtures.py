@@ -8,12 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vibayes.likelihoods.mixtures import Mixture, Moments, standard_normal
+from vibayes.likelihoods.mixtures import ClassSummary, Mixture, Moments, standard_normal
 from vibayes.likelihoods.special import ndtr
 from vibayes.likelihoods.targets import binary_targets, class_targets, count_targets
 from vibayes.quadrature import normal_grid, standard_deviation, stretched_grid
 
 __all__ = ["BernoulliMixture", "CategoricalMixture", "PoissonMixture", "binary_entropy"]
+
+
+# Rates beyond which counts are drawn as normal to rounding; torch's own overflow at 2^63, to negative ones.
+_NORMAL_RATE = 1e15
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +97,14 @@ class PoissonMixture(Mixture):
             lower, upper = torch.where(short, upper, lower), torch.where(short, 2 * upper, upper)
             if bool(torch.isinf(upper).any()):
                 break
-        while bool((upper - lower > 1).any()):
+        while True:
             middle = ((lower + upper) / 2).floor()
-            if bool(((middle == lower) & (upper - lower > 1)).any()):
-                break  # counts so large that neighbours have no room between them in this dtype
+            # large counts may have no number between them in this dtype, and the middle be rounded to either end
+            inside = (lower < middle) & (middle < upper)
+            if not bool(inside.any()):
+                return upper
             reached = self.cdf(middle) >= q
-            lower, upper = torch.where(reached, lower, middle), torch.where(reached, middle, upper)
-        return upper
+            lower, upper = torch.where(inside & ~reached, middle, lower), torch.where(inside & reached, middle, upper)
 
     def moments(self) -> Moments:
         """First two moments given each draw; the rate is log-normal."""
@@ -110,7 +115,13 @@ class PoissonMixture(Mixture):
         """Counts of all rows, one set from each of the named draws."""
         mean = self.mean[draws]
         f = mean + standard_deviation(self.variance[draws]) * standard_normal(mean, generator)
-        return torch.poisson(f.exp(), generator=generator)
+        rate = f.exp()
+        counts = torch.poisson(rate.clamp(max=_NORMAL_RATE), generator=generator)
+        beyond = rate > _NORMAL_RATE
+        if bool(beyond.any()):
+            normal = rate * (1 + standard_normal(rate, generator) / rate.sqrt())
+            counts = torch.where(beyond, normal.round(), counts)
+        return counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +148,12 @@ class BernoulliMixture(Mixture):
     def draw_log_prob(self, y: Float[Tensor, "n p"]) -> Float[Tensor, "s n"]:
         """`log p(y | draw)`, summed over targets."""
         return torch.where(y == 1, self.log_one, self.log_zero).sum(-1)
+
+    def class_summary(self) -> ClassSummary:
+        """Of ones: probabilities and entropies over draws."""
+        log_weights = self.log_weights[:, None, None]
+        one, zero = (torch.logsumexp(log_weights + p, 0) for p in (self.log_one, self.log_zero))
+        return ClassSummary(one.exp(), binary_entropy(one, zero), self.over_draws(self.entropy))
 
     def moments(self) -> Moments:
         """First two moments given each draw."""
@@ -169,6 +186,11 @@ class CategoricalMixture(Mixture):
         """`log p(y | draw)`."""
         index = y[None, :, None].expand(self.n_draws, -1, 1)
         return self.log_probs.gather(2, index)[..., 0]
+
+    def class_summary(self) -> ClassSummary:
+        """Probabilities and entropies over draws."""
+        probs = torch.logsumexp(self.log_weights[:, None, None] + self.log_probs, 0).exp()
+        return ClassSummary(probs, torch.special.entr(probs).sum(-1), self.over_draws(self.entropy))
 
     def moments(self) -> Moments:
         """First two moments of the one-hot coding, given each draw (the split inside a draw is not kept)."""

@@ -25,6 +25,7 @@ from vibayes.errors import ConfigurationError, ShapeError
 from vibayes.quadrature import normal_grid, standard_deviation
 
 __all__ = [
+    "ClassSummary",
     "Mixture",
     "Moments",
     "node_count",
@@ -58,6 +59,14 @@ class Moments(NamedTuple):
     mean: Tensor
     latent_variance: Tensor
     noise_variance: Tensor
+
+
+class ClassSummary(NamedTuple):
+    """Of classes `[N, C]` and `[N]`, of yes or no `[N, P]`: probabilities, their entropy, `E_f` of that given `f`."""
+
+    probs: Tensor
+    entropy: Tensor
+    expected_entropy: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +193,10 @@ class Mixture(ABC):
 
     def crps(self, y: Tensor) -> Float[Tensor, "n p"] | None:
         """Continuous ranked probability score of each target in closed form; None where there is none."""
+        return None
+
+    def class_summary(self) -> ClassSummary | None:
+        """Probabilities and entropies over draws; None where there are no classes."""
         return None
 
     @abstractmethod

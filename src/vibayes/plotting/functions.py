@@ -223,6 +223,7 @@ def posterior_2d(
     """
     first, second, cell = _cells(x_grid)
     mean, std = _moments(prediction, len(cell))
+    _check_spread(std, "Give a pair such as (median, half an interval's width) in place of the prediction.")
     inputs, targets = data if isinstance(data, tuple | list) else (data, None)
     seen = None if inputs is None else _pairs(inputs, "data x")
     colours = None if targets is None else as_column(targets, "data y")
@@ -286,6 +287,7 @@ def _bands(prediction: Any, n: int, level: float | None) -> tuple[Any, list[tupl
     """The mean, and the lower and upper ends and the name of each band, outer first."""
     mean, std = _moments(prediction, n)
     if level is None:
+        _check_spread(std, "Give level=0.95 for an interval, which is always there.")
         least, most = _SUPPORT.get(getattr(prediction, "kind", ""), (-math.inf, math.inf))
         ends = [((mean - k * std).clip(least, most), (mean + k * std).clip(least, most), k) for k in (2, 1)]
         return mean, [(lower, upper, f"mean ± {k} sd") for lower, upper, k in ends]
@@ -308,6 +310,14 @@ def _moments(prediction: Any, n: int) -> tuple[Any, Any]:
     if len(mean) != n or len(std) != n:
         raise ShapeError(f"The prediction has {len(mean)} rows, but x_grid has {n}.")
     return mean, std
+
+
+def _check_spread(std: Any, remedy: str) -> None:
+    if bad := int((~np.isfinite(std)).sum()):
+        raise DataError(
+            f"The standard deviation is infinite or NaN in {bad} of {len(std)} rows, as it is under Student's t noise "
+            f"with df <= 2, and cannot be drawn. {remedy}"
+        )
 
 
 def _pairs(values: Any, what: str) -> Any:

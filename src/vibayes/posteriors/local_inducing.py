@@ -46,7 +46,7 @@ class LocalInducing(Posterior):
     pseudo-outputs start standard normal there, and log precisions at -4 (0 in the last layer), as in the thesis.
 
     Args:
-        n_inducing: how many inducing inputs; where it is left out, as many as there are `inputs`, or else 100.
+        n_inducing: how many inducing inputs; where it is left out, as many as there are `inputs`.
         form: `"whitened"` (the default for GP layers) or `"pseudo"` (that for layers of weights).
         precision: of pseudo-outputs: `"diagonal"`, shared by all outputs, `"per_output"` (a diagonal for each),
             `"full"` (a full matrix, shared by all outputs) or `"full_per_output"` (a full matrix for each, as
@@ -76,7 +76,7 @@ class LocalInducing(Posterior):
 
     def __init__(
         self,
-        n_inducing: int | None = None,
+        n_inducing: int = 100,
         *,
         form: str | None = None,
         precision: str = "diagonal",
@@ -94,9 +94,9 @@ class LocalInducing(Posterior):
                 "n_inducing is a number, got a tensor. Inducing inputs to start from are LocalInducing(inputs=...)."
             )
         rows = None if inputs is None else as_rows(inputs, "inputs", all_digits=True)
-        if n_inducing is None:
-            n_inducing = 100 if rows is None else len(rows)
         n_inducing = check_count(n_inducing, "n_inducing")
+        if rows is not None and n_inducing == 100:  # left out
+            n_inducing = len(rows)
         if rows is not None and (rows.ndim != 2 or rows.shape[0] != n_inducing):
             raise ShapeError(
                 f"inputs must hold n_inducing={n_inducing} rows, [{n_inducing}, D]; got {list(rows.shape)}."

@@ -48,11 +48,12 @@ def test_convolutions_are_told_with_their_channels() -> None:
 def test_shared_kernels_and_priors_of_hyperparameters_are_told() -> None:
     lengthscale = Positive(0.5, prior=torch.distributions.Gamma(2.0, 1.0))
     kernel = vb.SquaredExponential(1, lengthscale=lengthscale)
-    kernel.variance.fix()
+    kernel.variance = Positive(1.0, learn=False, prior=torch.distributions.LogNormal(0.0, 2.0))
     layers = [vb.GP(1, kernel=kernel), vb.GP(1, kernel=vb.Matern32(1)), vb.GP(1, kernel=kernel)]
     text = vb.Model(nn.Sequential(*layers), vb.Gaussian(), inducing=torch.randn(5, 1)).describe()
     told = (
-        "kernel: SquaredExponential, lengthscale 0.5 (prior Gamma(concentration: 2.0, rate: 1.0)); variance 1 (fixed)"
+        "kernel: SquaredExponential, lengthscale 0.5 (prior Gamma(concentration 2, rate 1)); "
+        "variance 1 (fixed, prior LogNormal(loc 0, scale 2))"
     )
     lines = [line.strip() for line in text.splitlines() if "kernel:" in line]
     matern = "kernel: Matern32, lengthscale 1; variance 1"

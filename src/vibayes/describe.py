@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from vibayes.kernels.base import Kernel
 from vibayes.kernels.combinations import ActiveDimensions
@@ -51,8 +52,14 @@ def describe_values(module: nn.Module, but: tuple[str, ...] = ()) -> list[str]:
 def _notes(parameter: Hyperparameter) -> str:
     notes = [] if parameter.raw.requires_grad else ["fixed"]
     if parameter.prior is not None:
-        notes.append(f"prior {parameter.prior}")
+        notes.append(f"prior {_distribution(parameter.prior)}")
     return f" ({', '.join(notes)})" if notes else ""
+
+
+def _distribution(prior: Distribution) -> str:
+    """Its name and parameters; torch's own text leaves those of transformed distributions out."""
+    values = ", ".join(f"{name} {_numbers(getattr(prior, name))}" for name in prior.arg_constraints)
+    return f"{type(prior).__name__}({values})" if values else str(prior)
 
 
 def describe_part(module: nn.Module) -> str:

@@ -108,7 +108,7 @@ _UCI_BNN = Experiment(
         "points as training rows, at most 10,000: global ones start at the first of them, local ones standard normal; "
         "a diagonal precision for each output. ScalePrior as the text has it, covariance 1/s; "
         "model.scale_covariance=sqrt(s) is what the published code does. The thesis's factorised rows with this prior "
-        "come from a slip in that code (docs/benchmarks.md)."
+        "seem to come from a slip in that code (docs/benchmarks.md)."
     ),
 )
 
